@@ -213,9 +213,9 @@ class Examples(Reading, Seeded):
 
 @dataclass(frozen=True)
 class OutputSettings(Settings):
-    """What is written, and how.
+    """What is written, and how. The command line explains the other settings.
 
-    Args:
+    Attributes:
         files: Name -> text of further files, written beside the weights.
     """
 

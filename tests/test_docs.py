@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import inspect
 import json
+import pydoc
 import re
 import shlex
 from collections.abc import Iterator
@@ -164,6 +166,36 @@ def test_every_page_is_in_the_site() -> None:
     text = (ROOT / "mkdocs.yml").read_text("utf-8")
     pages = [page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")]
     assert not [page for page in pages if not re.search(rf"[:-] {re.escape(page)}$", text, re.MULTILINE)]
+
+
+def test_the_site_lists_arguments_fields_and_errors() -> None:
+    """Of every public function and class, in the sections that its parser knows, and under the names in the code."""
+    assert "docstring_style: google" in (ROOT / "mkdocs.yml").read_text("utf-8")
+    page = [pydoc.locate(name) for name in re.findall(r"^::: (\S+)$", (ROOT / "docs" / "api.md").read_text(), re.M)]
+    public = [getattr(onebasin, name) for name in onebasin.__all__]
+    assert [found for found in public if callable(found) and found not in page] == []
+    for found in page:
+        listed = sections(found)
+        if inspect.isfunction(found):
+            assert listed["Args"] == [*inspect.signature(found).parameters] and "Raises" in listed, found
+            continue
+        assert inspect.isclass(found)
+        if dataclasses.is_dataclass(found):
+            fields = {one.name for one in dataclasses.fields(found)}
+            told = {one.name for one in dataclasses.fields(found) if "help" in one.metadata}  # by the command line
+            own = fields & inspect.get_annotations(found).keys()
+            assert own - told <= {*listed["Attributes"]} <= fields | {*dir(found)}, found
+        for method in (one for name, one in vars(found).items() if inspect.isfunction(one) and name[0] != "_"):
+            arguments = [*inspect.signature(method).parameters][1:]
+            assert sections(method).get("Args", arguments[:1]) == arguments, method
+
+
+def sections(found: object) -> dict[str, list[str]]:
+    """Section of a docstring -> the names that it lists. None of them stands in prose."""
+    text = inspect.getdoc(found) or ""
+    assert not re.search(r"^\w+: \w|Raises \w*Error", text, re.MULTILINE), found
+    parts = re.findall(r"^(\w+):\n((?: {4}.*\n|\n)+)", f"{text}\n", re.MULTILINE)
+    return {name: re.findall(r"^ {4}(\w+): ", part, re.MULTILINE) for name, part in parts}
 
 
 def test_concepts_names_every_group_kind_and_level() -> None:

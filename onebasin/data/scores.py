@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scores:
-    """loss: mean over all labels that count, of the cross-entropy in nats, or of the squared error (regression).
-    accuracy: share of the labels predicted; NaN for regression.
+    """The scores of a model on a task.
 
-    metrics: the others by name, also as attributes: macro_f1, micro_f1, matthews (classification), entity_f1 (tags such
-    as B-PER), pearson, spearman (regression), perplexity (language models).
+    Attributes:
+        loss: The mean over all labels that count, of the cross-entropy in nats, or of the squared error (regression).
+        accuracy: The share of the labels predicted; NaN for regression.
+        metrics: The others by name, which are attributes too: macro_f1, micro_f1, matthews (classification), entity_f1
+            (tags such as B-PER), pearson, spearman (regression), perplexity (language models).
     """
 
     loss: float
@@ -34,7 +36,11 @@ class Scores:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def __getattr__(self, name: str) -> float:
-        """Raises ValueError for a metric that the task lacks, or whose library is not installed."""
+        """Return a metric.
+
+        Raises:
+            ValueError: The task lacks it, or its library is not installed.
+        """
         if name.startswith("_"):
             raise AttributeError(name)
         if name not in self.metrics:

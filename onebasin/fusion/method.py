@@ -23,8 +23,11 @@ from onebasin.symmetry import Entry, Signature
 class Sources:
     """The models of a merge, all aligned to one of them.
 
-    weights: one number per model. anchor: the model that the others are aligned to. template: the model whose config
-    the result takes, and all that the models do not share. Both count from 0.
+    Attributes:
+        models: The aligned models.
+        weights: One number per model.
+        anchor: The model that the others are aligned to, counted from 0.
+        template: The model from which the result takes its config and all that the models do not share, counted from 0.
     """
 
     models: Sequence[Model]
@@ -57,8 +60,9 @@ class Sources:
 class Merged:
     """The result of a method.
 
-    tensors: (name on disk, tensor) of the whole result, made as they are read. facts: about the merge, for its result
-    and onebasin.json; complete once all tensors have been read.
+    Attributes:
+        tensors: (name on disk, tensor) of the whole result, made as they are read.
+        facts: About the merge, for its result and onebasin.json; complete once all tensors have been read.
     """
 
     tensors: Iterable[tuple[str, Tensor]]
@@ -69,8 +73,9 @@ class Merged:
 class Method(Settings):
     """A way to merge. Subclasses are frozen dataclasses whose fields, made with `settings.setting`, are their settings.
 
-    fitted: whether it needs exact copies of the models, with one vocabulary. any_width: whether it merges models of
-    different widths without matching; it then implements `carry`.
+    Attributes:
+        fitted: Whether it needs exact copies of the models, with one vocabulary.
+        any_width: Whether it merges models of different widths without matching; it then implements `carry`.
     """
 
     section: ClassVar[str] = "Settings of methods"
@@ -89,7 +94,14 @@ class Method(Settings):
         return []
 
     def refuse(self, count: int) -> None:
-        """Raise ValueError, before any work, where settings do not fit this number of models or a file is missing."""
+        """Refuse, before any work, what cannot be merged.
+
+        Args:
+            count: The number of models.
+
+        Raises:
+            ValueError: The settings do not fit this number of models, or a file is missing.
+        """
         for file in self.files:
             if not file.is_file():
                 raise ValueError(f"there is no file '{file}'")
@@ -112,7 +124,15 @@ class Method(Settings):
         """
 
     def carry(self, models: Sequence[Model], anchor: int, data: Data, means: Means, tell: Tell | None) -> list[Model]:
-        """Return the models in the widths of `models[anchor]`, to be averaged."""
+        """Return the models in the widths of the anchor, to be averaged.
+
+        Args:
+            models: The models, of different widths.
+            anchor: The model whose widths the others get, counted from 0.
+            data: As in `merge`.
+            means: As in `merge`.
+            tell: As in `merge`.
+        """
         raise NotImplementedError
 
 

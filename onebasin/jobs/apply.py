@@ -32,9 +32,14 @@ if TYPE_CHECKING:
 class ModelAlignment:
     """The alignment of one model, and the form of it that the alignment acts on.
 
-    alignment: one group element per space. source: the model as it was given, which is read again when needed.
-    canonical: whether the alignment acts on the canonical form. widened: whether the model was widened first. even:
-    whether its norms were made even first.
+    Attributes:
+        alignment: One group element per space.
+        source: The model as it was given, which is read again when needed.
+        family: The table of the model, if one was named.
+        dtype: The type of the arithmetic.
+        canonical: Whether the alignment acts on the canonical form.
+        widened: Whether the model was widened first.
+        even: Whether its norms were made even first.
     """
 
     alignment: Alignment
@@ -49,7 +54,15 @@ class ModelAlignment:
     def of(
         cls, found: Alignment, source: ModelSource, form: Model, family: str | None, dtype: torch.dtype
     ) -> ModelAlignment:
-        """Return the alignment of a form of a model."""
+        """Create it for a model that was matched.
+
+        Args:
+            found: The alignment that was found.
+            source: The model as it was given.
+            form: The form of the model that was matched.
+            family: The table of the model, if one was named.
+            dtype: The type of the arithmetic.
+        """
         canonical = isinstance(form, Canonical)
         even = isinstance(form, Canonical) and form.even
         return cls(found, source, family, dtype, canonical, isinstance(form, Widened), even)

@@ -29,11 +29,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Barrier:
-    """The models on the line between two. barrier: the largest excess of the loss over the straight line between the
-    end losses.
+    """The loss of the models on the line between two.
 
-    lambdas, losses, accuracies: of the models on the line. end_losses: of the two ends. alignment: of the second model,
-    where it was matched first. notes: what a reader should know.
+    Attributes:
+        barrier: The largest excess of the loss over the straight line between the losses of the two ends.
+        lambdas: The position of every model on the line, from 0 to 1.
+        losses: The loss of every model on the line.
+        accuracies: The accuracy of every model on the line.
+        end_losses: The losses of the two ends.
+        alignment: How the second model was moved, if it was matched first.
+        notes: Remarks for the reader of the result.
     """
 
     barrier: float

@@ -27,10 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StateDict:
-    """A model as a dictionary: tensors by the names in its table, and the config that the table reads.
+    """A model in memory, with the config that its table reads.
 
-    config: as in config.json; its `model_type` chooses the table unless one is named. table: a family, or the file of a
-    table. name: the name of the model in messages and cards.
+    Attributes:
+        tensors: The tensors, by their names in the table.
+        config: The contents of config.json; its `model_type` chooses the table unless one is named.
+        table: A family, or the file of a table.
+        name: The name of the model in messages and cards.
     """
 
     tensors: Mapping[str, torch.Tensor]
@@ -77,9 +80,10 @@ class Matching(Settings):
 
 @dataclass(frozen=True)
 class Options(Means, Calibration, Learning, Weights, Matching):
-    """All settings of matching, as a job takes them in keyword arguments. The base classes document their fields.
+    """All settings of matching, which jobs take as keyword arguments. The command line explains each of them.
 
-    family: the table that the models are read by, or its file (default: by model type).
+    Attributes:
+        family: The table that the models are read by, or its file (default: by model type).
     """
 
     family: str | None = setting(None, "Family or table file, for a model type that has none [default: by type].")

@@ -63,10 +63,14 @@ Load = Callable[[], Run]  # loads a model, which is released once it has answere
 class Verdict:
     """How the merged model compares with its sources.
 
-    works: None where that could not be told. agreement: with each source, the share of equal predictions (None where
-    there is no common output). sources_agree: the mean over all pairs of sources. divergence: KL(source || merged) in
-    nats for each source; None without classes. sources_diverge: the mean over all ordered pairs of sources. judged_on:
-    a description of the inputs. predictions: how many were compared.
+    Attributes:
+        works: Whether it still predicts what they predict; None where that could not be told.
+        agreement: For each source, the share of equal predictions; None without a common output.
+        sources_agree: The share of equal predictions of two sources, the mean over all pairs.
+        divergence: For each source, KL(source || merged) in nats; None without classes.
+        sources_diverge: The same of one source from another, the mean over all ordered pairs.
+        judged_on: A description of the inputs.
+        predictions: How many predictions were compared.
     """
 
     works: bool | None
@@ -82,8 +86,14 @@ class Verdict:
         return asdict(self)
 
     def facts(self, require: float | None) -> dict[str, Any]:
-        """Return the facts for a result: `verdict`, and as `required` whether the merged model agrees with every source
-        on at least the share `require` of predictions."""
+        """Return the facts for a result.
+
+        Args:
+            require: The share of predictions on which the merged model must agree with every source, if any.
+
+        Returns:
+            The `verdict`, and as `required` whether the merged model meets the requirement.
+        """
         if require is None:
             return {"verdict": self.to_dict()}
         return {

@@ -240,7 +240,11 @@ class Folder:
 
     @cached_property
     def table(self) -> Table:
-        """The table of this model type, or the one chosen by `family`. Raises TableError if there is none."""
+        """The table of this model type, or the one chosen by `family`.
+
+        Raises:
+            TableError: There is none.
+        """
         return named_table(self._family) if self._family else table_of(self.raw_config)
 
     def read_by(self, table: Table) -> None:

@@ -23,10 +23,12 @@ FORMAT = "onebasin-alignment-1"
 
 @dataclass(frozen=True)
 class Alignment:
-    """Maps from root space to element; a space that is absent keeps the identity.
+    """Group elements that move the spaces of a model.
 
-    batch: root space -> the spaces that its element is batched over (heads, for qk), needed to compose: the batch is
-    indexed by the *target* heads, so it is permuted by elements that are applied afterwards.
+    Attributes:
+        elements: Root space -> element. A space that is absent keeps the identity.
+        batch: Root space -> the spaces that its element is batched over (heads, for qk). The batch is indexed by the
+            heads of the target, so elements that are applied afterwards permute it.
     """
 
     elements: Mapping[str, Element] = field(default_factory=dict)
@@ -78,7 +80,12 @@ class Alignment:
     # --- on disk ------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path, notes: Mapping[str, str] | None = None) -> None:
-        """Write a safetensors file: KEY.index, KEY.scale, KEY.matrix, KEY.dual. notes: further metadata."""
+        """Write a safetensors file, with the tensors KEY.index, KEY.scale, KEY.matrix and KEY.dual.
+
+        Args:
+            path: The file to write.
+            notes: Further metadata.
+        """
         tensors = {f"{key}.{name}": part.detach().cpu().contiguous()
                    for key, element in self.elements.items() for name, part in element.parts.items()}  # fmt: skip
         batch = {key: list(self.batch.get(key, ())) for key in self.elements}
@@ -87,7 +94,11 @@ class Alignment:
 
     @classmethod
     def load(cls, path: str | Path) -> Alignment:
-        """Read what `save` wrote. Raises ValueError for any other file."""
+        """Read what `save` wrote.
+
+        Raises:
+            ValueError: The file contains anything else.
+        """
         tensors, metadata = load_whole(path, "alignment", FORMAT)
         try:
             batch = {key: tuple(outer) for key, outer in json.loads(metadata["batch"]).items()}

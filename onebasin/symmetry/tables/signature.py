@@ -57,9 +57,17 @@ def bias_beside(role: str) -> str:
 
 @dataclass(frozen=True)
 class Space:
-    """A named space. batch: the spaces for each of whose entries it has its own map (heads, for qk).
+    """A named space.
 
-    output: whether its vectors are outputs of the model (hidden states without a head), so that nothing may act.
+    Attributes:
+        key: Its name in this model, with the number of its layer, if it has one.
+        name: Its name in the table.
+        size: Its dimension.
+        kind: The moves that the table allows, one of `MOVES`.
+        part: attention, ffn, stream or head.
+        layer: The layer that it belongs to, if any.
+        batch: The spaces for each of whose entries it has its own map (heads, for qk).
+        output: Whether its vectors are outputs of the model (hidden states without a head), so that nothing may act.
     """
 
     key: str
@@ -77,12 +85,17 @@ class Norm:
     """A norm `source -> target`; its weight is diagonal in `target`. A norm over several spaces, as in
     `rmsnorm: (head qk) -> (head qk)` or `layernorm: [rope | nope] -> (head [rope | nope])`, is known by the last.
 
-    kind: layernorm or rmsnorm. unit: the stored value of a weight of 1, which is 0 for `rmsnorm1p` and `layernorm1p`,
-    which store weight - 1, as Gemma and Nemotron do. copies: how many vectors side by side are normalized as one, as in
-    `layernorm: (4 stream) -> (4 merged)`. over: the spaces whose entries are normalized together, in order: (head, qk)
-    and (rope, nope) above; a norm of `qk` alone, or of `rope` and `nope`, normalizes each head by itself. beside: those
-    of them that are parts of the same vector as the source (rope). even: whether all entries of its weight are equal,
-    so that it commutes with rotations, as if it had none.
+    Attributes:
+        kind: layernorm or rmsnorm.
+        source: The space that it normalizes.
+        target: The space of the normed vectors.
+        copies: How many vectors side by side are normalized as one, as in `layernorm: (4 stream) -> (4 merged)`.
+        over: The spaces whose entries are normalized together, in order: (head, qk) and (rope, nope) above; a norm of
+            `qk` alone, or of `rope` and `nope`, normalizes each head by itself.
+        beside: Those of them that are parts of the same vector as the source (rope).
+        unit: The stored value of a weight of 1. It is 0 for `rmsnorm1p` and `layernorm1p`, which store weight - 1, as
+            Gemma and Nemotron do.
+        even: Whether all entries of its weight are equal, so that it commutes with rotations, as if it had none.
     """
 
     kind: str
@@ -116,11 +129,21 @@ class Norm:
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor: its role (its name in the table), its name on disk, its axes.
+    """One tensor.
 
-    alias: another role with the same numbers (tied weights). stored: whether it is in the file, which may omit a tied
-    tensor. notes: gauge freedom, see `canonical`. pieces, joint: if a file has a tensor for every expert, their names,
-    and the axis along which they are joined.
+    Attributes:
+        role: Its name in the table.
+        name: Its name on disk.
+        shape: Its shape, as the table describes it.
+        axes: The spaces on each of its axes.
+        layer: The layer that it belongs to, if any.
+        norm: The norm whose weight it is, if any.
+        alias: Another role with the same numbers (tied weights).
+        head: Whether it belongs to a task head.
+        notes: Its gauge freedom, see `canonical`.
+        stored: Whether it is in the file, which may omit a tied tensor.
+        pieces: If a file has a tensor for every expert, their names.
+        joint: The axis along which the pieces are joined.
     """
 
     role: str
@@ -163,11 +186,17 @@ class Entry:
 
 @dataclass(frozen=True)
 class Signature:
-    """All tensors (by role, in the order of execution) and spaces (by key) of one model.
+    """All tensors and spaces of one model.
 
-    root: every space -> the one whose element it shares: the target of a norm -> its source, a tied head's space -> the
-    embedding's. absent: the tied tensors that the file omits, and norms without weights (`bare`: the role that
-    follows).
+    Attributes:
+        family: The name of the table.
+        tensors: Role -> tensor, in the order of execution.
+        spaces: Key -> space.
+        root: Every space -> the one whose element it shares: the target of a norm -> its source, the space of a tied
+            head -> that of the embedding.
+        absent: The tied tensors that the file omits, and norms without weights (`bare`: the role that follows).
+        temperature: The names of the spaces whose size sets the scale of attention's logits.
+        eps: The config key of the norms' eps.
     """
 
     family: str
@@ -175,8 +204,8 @@ class Signature:
     spaces: Mapping[str, Space]
     root: Mapping[str, str]
     absent: Mapping[str, Entry] = field(default_factory=dict)
-    temperature: tuple[str, ...] = ()  # names of the spaces whose size sets the scale of attention's logits
-    eps: str = ""  # config key of the norms' eps
+    temperature: tuple[str, ...] = ()
+    eps: str = ""
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -268,9 +297,15 @@ class Signature:
         return space_leaves(entry.axes)
 
     def views(self, role: str, tensor: Tensor, root: str) -> Iterator[tuple[Tensor, Leaf, tuple[str, ...]]]:
-        """Yield every occurrence of `root` in a tensor, as a view (*batch, n, *rest) that can be written to.
+        """Yield every occurrence of a space in a tensor.
 
-        Also its leaf, and the roots of all dimensions of its block.
+        Args:
+            role: The role of the tensor.
+            tensor: The tensor.
+            root: The root of the space.
+
+        Yields:
+            A view (*batch, n, *rest) that can be written to, its leaf, and the roots of all dimensions of its block.
         """
         batch = self.spaces[root].batch
         for block, found in blocks(tensor, self.tensors[role].axes, self.sizes):
