@@ -20,8 +20,8 @@ def main() -> None:
 def _wait_briefly() -> None:
     """Let threads that share an operation look 5,000 times whether the others are done before they sleep, not 300,000.
 
-    Beside another program, those that spin take the core that the last of them needs: learned matching took over four
-    times as long (docs/performance.md). OpenMP reads this once, when torch is imported.
+    Beside another program, waiting threads take the core that the last working one needs: learned matching took over
+    four times as long (docs/performance.md). OpenMP reads this once, when torch is imported.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")

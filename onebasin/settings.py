@@ -213,7 +213,7 @@ class Examples(Reading, Seeded):
 
 @dataclass(frozen=True)
 class OutputSettings(Settings):
-    """What is written, and how. The command line explains the other settings.
+    """The files that are written. The command line explains the other settings.
 
     Attributes:
         files: Name -> text of further files, written beside the weights.

@@ -108,9 +108,9 @@ class Data:
 
     @cached_property
     def judged(self) -> list[Batch]:
-        """Return inputs to judge a merged model on, on which nothing was fitted: the data beyond those that are fitted
-        on, or if there are no more, the last of these, which every method holds out. Without data, the models make
-        some; large models make none, since that takes many passes.
+        """Return inputs to judge a merged model on, which nothing was fitted to. These are the data beyond those that
+        methods are fitted to or, if there are no more, the last of them, which every method holds out. Without data,
+        the models make some; large models make none, since that takes many passes.
         """
         first, opt = self.models[0], replace(self.given, seed=self.given.seed + 1)
         large = numel(first) > LARGE
@@ -338,7 +338,7 @@ def _examples(batch: Batch) -> Sequence[Batch]:
 
 
 def _text(row: Batch, side: str) -> list[str]:
-    """Return the names of what has an entry for each token of a side's text in an example, unlike a waveform."""
+    """Return the names of the tensors of an example that have an entry for each token of a side's text."""
     ids = row.get(f"{side}input_ids")
     if ids is None or ids.dim() != 2:
         return []

@@ -3,7 +3,7 @@
 
     causal language models   write: each token is drawn from the model's own prediction
     masked language models   write by Gibbs sampling: all is hidden first, then tokens are drawn anew, some at a time;
-                             without a tokenizer, where it is not known what they were asked for, guesses come first
+                             without a tokenizer, guesses come first: it is not known which tokens they can predict
     encoder-decoders         answer: the decoder writes to a random source
     image classifiers        look at textures, and imagine: textures are changed until the models see a class
     all others               look at textures, or read lines of the standard library's documentation (random tokens
@@ -114,8 +114,8 @@ def made(
 
 
 def guessed(model: Model) -> bool:
-    """Whether the inputs that a model makes begin from guesses: nothing says what a masked one without a tokenizer was
-    asked for, so they may lie far from what it knows."""
+    """Whether the inputs that a model makes begin from guesses. Without a tokenizer it is not known which tokens a
+    masked language model was trained to predict, so its inputs may lie far from its training data."""
     names = model.config.get("architectures") or [""]
     return names[0].endswith("MaskedLM") and _tokenizer(model.origin.folder) is None
 
@@ -140,7 +140,7 @@ def usual_length(guessed: bool) -> int:
 
 
 def writes(model: PreTrainedModel) -> bool:
-    """Whether a model is a causal language model, by what it does."""
+    """Whether a model is a causal language model, which its outputs show."""
     try:
         _refuse_not_causal(model)
     except ValueError:

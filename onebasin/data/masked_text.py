@@ -124,7 +124,7 @@ def drawn(chances: Tensor, count: int, length: int, generator: torch.Generator) 
 def predicted(
     models: Sequence[PreTrainedModel], ids: Tensor, size: int, mask: int, generator: torch.Generator
 ) -> Tensor:
-    """Return the chance of each of so many tokens in the mean prediction of what is hidden in texts, (size,).
+    """Return the probability of each token, in the mean over models and over tokens that are hidden in texts, (size,).
 
     ids: texts, (count, length).
     """
@@ -137,7 +137,7 @@ def predicted(
 
 
 def repeating(ids: Tensor, generator: torch.Generator) -> Tensor:
-    """Return texts whose last part, between a third and two thirds, consists of parts of what stands before.
+    """Return texts whose last part, between a third and two thirds of them, repeats pieces of the part before it.
 
     ids: (count, length). Real texts repeat their rare words (Church and Gale, 1995, Poisson mixtures).
     """
@@ -220,8 +220,11 @@ def zipf(order: Tensor, exponent: float, mask: int) -> Tensor:
 def hidden_token(models: Sequence[PreTrainedModel], generator: torch.Generator) -> int:
     """Return the token that stands for hidden ones, where no tokenizer names it.
 
-    It is the one about which the models say the least of itself and agree the most: every other token was seen as
-    itself, or never.
+    It is the token that the models least predict in its own place, and on whose place they agree most: any other token
+    was left in its place in training, at least sometimes, or was never met.
+
+    Raises:
+        ValueError: The models and their vocabulary are too large to try every token.
     """
     size = min(language_config(model).vocab_size for model in models)
     if size * models[0].num_parameters() > FEASIBLE:

@@ -125,7 +125,7 @@ def _split(data: str, known: list[str], wanted: str | None) -> str:
 
 
 def _names(feature: Any) -> Callable[[Any], Any]:
-    """How a column's values are told: numbered classes with their names."""
+    """Return a function that gives the numbered classes of a column their names, and leaves other values alone."""
     inner = getattr(feature, "feature", None)
     names = getattr(feature, "names", None) or getattr(inner, "names", None)
 

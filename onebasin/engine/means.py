@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job computes with: precision, device, threads or a cluster."""
+"""The means of a computation: precision, device, threads or a cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onebasin.settings import Few, Settings, setting
 
 @dataclass(frozen=True)
 class Means(Settings):
-    """What a job computes with. Only precision and device change results.
+    """The means of a computation. Only precision and device change results.
 
     Args:
         units: Folder for the finished units of weight matching; jobs that write a model choose it.

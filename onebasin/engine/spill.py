@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What paused computations hold: in memory as far as there is room for it, in a temporary file beyond."""
+"""Memory for the tensors of paused computations: those for which there is no room move to a temporary file."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ LEAST = 2**14  # bytes of the smallest tensor that is worth moving
 
 
 class Spill(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A context in which operations find their arguments in memory, though what paused computations hold may lie in a
-    file. Only one thread may be at work in it at a time.
+    """A context that keeps tensors of paused computations in a file, and brings them back when an operation needs them.
+    Only one thread at a time may compute in it.
 
-    A storage is emptied and filled again in place, so whoever has a tensor or a view of it need not know.
+    A storage is emptied and filled again in place, so tensors and views of it stay valid.
 
     Args:
         room: Bytes that paused computations may take in memory.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Second moments of what several models' layers read, side by side."""
+"""Second moments of the inputs of several models' layers, side by side."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ def _of_experts(signature: Signature, role: str, inputs: Axis) -> tuple[Axis, Ax
 
 
 def _activation(axis: Axis) -> Axis:
-    """Return the axis of the activation that a weight reads, which is dual where that of the weight is not."""
+    """Return the axis of the activation that a weight reads: its spaces are dual if those of the weight are not."""
     if isinstance(axis, Leaf):
         return axis if axis.constant else Leaf(axis.space, not axis.dual)
     return type(axis)(tuple(_activation(part) for part in axis.parts))

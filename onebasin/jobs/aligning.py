@@ -42,7 +42,7 @@ from .options import Options, Tell
 
 PER_STEP = 1024  # predictions in a step of learning, as nearly as whole examples allow
 EXAMPLES = (16, 64)  # fewest and most examples in a step
-STARTING = 2048  # examples that learning starts from, or up to twice as many: it corrects what more would tell
+STARTING = 2048  # examples to find the start of learning on, or up to twice as many: learning needs no better start
 
 
 @dataclass(frozen=True)
@@ -226,9 +226,9 @@ def spread_over(batches: Sequence[Batch], examples: int) -> Sequence[Batch]:
 
 @contextmanager
 def told_beyond(models: Sequence[Model], opt: Options) -> Iterator[None]:
-    """Where matching fails, name a tensor whose squares, of which moments are sums, overflow or underflow.
+    """If matching fails, name a tensor whose squares overflow or underflow. Moments are sums of such squares.
 
-    A map that scales a tiny tensor up to its anchor's size is itself so large that its square overflows.
+    A map that scales a tiny tensor up to its anchor's size is so large that its own square overflows.
     """
     try:
         yield

@@ -243,7 +243,7 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """That of the method."""
+        """The name of the method."""
         return name_of(type(self.method))
 
     def for_kin(self, kin: Kinship, opt: Options) -> Plan:

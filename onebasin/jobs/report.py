@@ -143,7 +143,7 @@ def _search(search: Mapping[str, Any]) -> str:
     tried = sorted(search["candidates"].items(), key=lambda one: float(one[1]["loss"]))
     rows = [(name, _number(one["loss"]), f"{one['seconds']:.1f}", "chosen" if name == search["chosen"] else "")
             for name, one in tried]  # fmt: skip
-    caption = f"Loss: KL divergence from the sources on {search['held_out']} examples on which nothing was fitted"
+    caption = f"Loss: KL divergence from the sources on {search['held_out']} examples that nothing was fitted to"
     line = _line(search["line"]) if "line" in search else ""
     return f"<h2>Candidates</h2>\n{_table(caption, ['candidate', 'loss', 'seconds', ''], rows)}{line}"
 

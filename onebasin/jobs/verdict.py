@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The verdict on a merge: does the merged model still predict what its sources predict? No labels are needed.
 
-On inputs on which nothing was fitted, the first choice of the merged model is compared with that of each source, and
+On inputs that nothing was fitted to, the first choice of the merged model is compared with that of each source, and
 those of the sources with each other. A merge cannot be expected to agree with its sources more often than these agree
 with each other, but it should keep what they agree on. Chance is the agreement of two independent models that predict
 every class equally often as these do (kappa; Cohen, 1960), so
@@ -134,8 +134,8 @@ def _percent(share: float) -> str:
 def judge(merged: Load, sources: Sequence[Load], batches: Sequence[Batch], judged_on: str) -> Verdict:
     """Compare what a merged model predicts with what its sources predict.
 
-    merged, sources: each loads a model, which returns its output for a batch; one is held at a time. batches: inputs on
-    which nothing was fitted. judged_on: a description of them.
+    merged, sources: each loads a model, which returns its output for a batch; one is held at a time. batches: inputs
+    that nothing was fitted to. judged_on: a description of them.
     """
     asked = [_answers(load(), batches) for load in (merged, *sources)]
     mine, theirs = asked[0], asked[1:]

@@ -162,7 +162,7 @@ def _rows_made(model: PreTrainedModel, word: str, given: Given) -> int:
 
 
 def _rows_named(model: PreTrainedModel, given: Given) -> int:
-    """Return the same number by what a model says of a text with another number of placeholders: 0 if nothing."""
+    """Return the same number, read from a model's error for another number of placeholders; 0 without an error."""
     try:
         with torch.no_grad():
             model(**given)
@@ -182,13 +182,13 @@ def _rows(made: Any) -> int:
 
 
 def widths_named(errors: Iterable[Exception]) -> set[int]:
-    """Return the widths that matrices wanted, by what torch said of inputs that do not fit them."""
+    """Return the widths that matrices need, read from torch's errors for inputs that do not fit them."""
     return {int(n) for error in errors for n in re.findall(r"be multiplied \(\d+x\d+ and (\d+)x", str(error))}
 
 
 def length_named(errors: Iterable[Exception]) -> int:
-    """Return the number of tokens that a text needs, by what torch said of texts that are not as long as the sound
-    beside them: `LENGTH` if it said nothing."""
+    """Return the number of tokens that a text needs, read from torch's errors for texts that are not as long as the
+    sound beside them; `LENGTH` without one."""
     said = (re.search(rf"a \({LENGTH}\) must match the size of tensor b \((\d+)\)", str(error)) for error in errors)
     return next((int(match[1]) for match in said if match), LENGTH)
 

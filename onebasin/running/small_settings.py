@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each setting of a configuration becomes in a twin."""
+"""The small values that the settings of a configuration take in a twin."""
 
 from __future__ import annotations
 

@@ -177,9 +177,9 @@ def linear_calls(stock: LoadedModel, example: Batch) -> list[Call]:
 
 
 def routed(stocks: Sequence[LoadedModel], example: Batch, modules: Collection[str]) -> set[str]:
-    """Return the modules that have other numbers of samples in another of some models, and those of the same name in
-    other layers: experts that are called by themselves, to which every model sends other tokens, and what follows
-    after each model has said how long the output is (FastSpeech 2)."""
+    """Return the modules that get different numbers of samples in different models, and those of the same name in other
+    layers. These are experts that are called one by one, to which each model sends its own choice of tokens, and
+    modules behind the point where a model chooses the length of its output (FastSpeech 2)."""
     seen: list[dict[str, list[torch.Size]]] = []
     for stock in stocks:
         shapes: dict[str, list[torch.Size]] = {name: [] for name in modules}

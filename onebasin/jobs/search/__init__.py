@@ -16,8 +16,8 @@ Without `--budget`, models that were trained apart get three minutes of learning
 are like their training data. If the verdict on the best closed form would not be that it works, it is what is left of
 five minutes. Models of one base are averaged without matching; with data, progressive merging is a candidate, too.
 
-The candidate is chosen whose predictions have the least KL divergence from the mixture of the models' predictions, on a
-quarter of the data, on which nothing was fitted. No family has rules of its own.
+A quarter of the data is held out: nothing is fitted to it. The chosen candidate is the one whose predictions there have
+the least KL divergence from the mixture of the models' predictions. No family has rules of its own.
 """
 
 from .chosen import Chosen, Earlier

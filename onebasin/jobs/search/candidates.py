@@ -84,7 +84,7 @@ def distilled(setup: Setup, best: Candidate, seconds: float) -> Candidate:
 
 
 def selected(setup: Setup, way: str) -> Candidate:
-    """Return the progressive merge of what is best in models, matched by weights."""
+    """Return the progressive merge of the best units of the models, matched by weights."""
     return fitted(setup, way, matched(setup, way), select=True)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a search for the best way to merge tries, chooses, and continues from."""
+"""The candidates of a search for the best way to merge, the chosen one, and an earlier result to continue from."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a search for the best way to merge works with: models, data, time, and how it judges."""
+"""The setup of a search for the best way to merge: its models, data and time, and how it judges."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ CLOSE = 1e-3  # relative decrease per sweep of matching by weights; what further
 
 @dataclass(frozen=True)
 class Setup:
-    """What a search works with.
+    """The models, settings and time of a search.
 
     frame: the models, in canonical form if they are matched. shares: weights of the models. budget: in seconds after
     `started`; None for the usual time. draws: whether to compute the curve over lambda. earlier: the result of a search
@@ -125,8 +125,8 @@ class Setup:
 
     @property
     def bags(self) -> int:
-        """How many fits to take the mean of: several where time allows few imagined images, since each fit depends much
-        on which they are (measured: docs/results/plain-command.md)."""
+        """How many fits to take the mean of. There are several if time allows only few imagined images: a fit to few
+        depends much on which they are (measured: docs/results/plain-command.md)."""
         return BAGS if self.only_fits else 1
 
     def learns(self, seconds: float) -> bool:
@@ -152,8 +152,8 @@ class Setup:
 
     @cached_property
     def few(self) -> int:
-        """How many examples closed forms use: as many as requested or affordable; after an earlier search as many as it
-        used, so that nothing is held out now that was fitted on then."""
+        """How many examples closed forms use: as many as requested or affordable. After an earlier search they use as
+        many as it did, so that no example is held out that it fitted on."""
         if self.earlier is not None:
             return self.earlier.few
         return self.affordable() if self.opt.samples == Options().samples else self.opt.samples
@@ -292,7 +292,7 @@ class Setup:
 
     @cached_property
     def judging(self) -> Sequence[Batch]:
-        """The inputs for the verdict, on which nothing was fitted: those to choose by, or where the models imagine
+        """The inputs for the verdict, which nothing was fitted to: those to choose by, or, if the models imagine
         images, some of which they are sure."""
         if not self.imagines:
             return self.split[1]
@@ -302,8 +302,8 @@ class Setup:
         return made(self.models, count, self.opt, seed=self.opt.seed + 1, means=self.opt, steps=SURE)
 
     def too_easy(self) -> bool:
-        """Return whether the models agree on nearly all pictures of which they are sure. What is fitted to pictures
-        that such models imagine is worse on real ones than the average of matched models (measured:
+        """Return whether the models agree on nearly all pictures of which they are sure. If they do, a merge that is
+        fitted to such pictures is worse on real ones than the average of the matched models (measured:
         docs/results/plain-command.md)."""
         return self.imagines and proves_nothing(self.judged_on, sources_agree(self.runs, self.judging))
 

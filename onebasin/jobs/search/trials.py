@@ -54,8 +54,8 @@ def choose(setup: Setup) -> Chosen:
                 raise
             return by_weights(setup, f"nothing could be tried on inputs that the models make ({one_line(error)})")
         if too_easy:
-            return by_weights(setup, "the models agree on nearly all pictures that they imagine, so nothing was fitted "
-                                      "to these; give --data FILE", setup.judging)  # fmt: skip
+            return by_weights(setup, "nothing was fitted to the pictures that the models imagine, since they agree on "
+                                      "nearly all of them; give --data FILE", setup.judging)  # fmt: skip
         return searched(setup)
 
 
@@ -78,8 +78,8 @@ def searched(setup: Setup) -> Chosen:
 
 
 def by_weights(setup: Setup, why: str, held: Sequence[Batch] = ()) -> Chosen:
-    """Return the average of models matched by their weights, heads by what they compute (measured:
-    docs/results/plain-command.md); or the plain average, if they have a common base.
+    """Return the average of models matched by their weights, with heads matched by the maps that they compute
+    (measured: docs/results/plain-command.md); or the plain average, if they have a common base.
 
     held: data to judge it on; made for that if there are none.
     """

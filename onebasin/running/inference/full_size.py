@@ -88,8 +88,8 @@ def refitted(text: str, model: Stored | None, *small: Traced | None) -> str:
 
 
 def _fit(text: str, model: Stored) -> tuple[frozenset[str], dict[str, int]]:
-    """Return the spaces on the first axis of a model that does not have the size that a table says, or those for which
-    nothing is left, and the sizes of all; none are wrong if all fit, or if it is not a matter of sizes."""
+    """Return the spaces that do not fit a model, and the sizes of all. If an axis has another size than the table says,
+    these are the spaces on it, otherwise those of size 0. There are none if all fit, or if sizes are not the cause."""
     found = described(text, model)
     if isinstance(found, TableError):
         return found.spaces if isinstance(found, OtherSizes) else frozenset(), {}

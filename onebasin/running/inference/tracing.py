@@ -43,7 +43,7 @@ class Traced:
 
     @cached_property
     def outputs(self) -> list[Tensor]:
-        """What the twin returns with its own parameters."""
+        """The outputs of the twin with its own parameters."""
         return twins.outputs(self.model, self.inputs)
 
     @cached_property
@@ -151,13 +151,15 @@ def _ran(twin: Traced) -> Traced:
 
 
 def _hold_around(idle: Sequence[str], axes: Mapping[str, Sequence[Axis | None]], seen: Collection[str]) -> None:
-    """Fix the spaces that parameters may share which the run did not use: other inputs may reach these, such as images.
+    """Fix the spaces that unused parameters may share. Other inputs than those of the run may reach such parameters.
 
-    Such a parameter may read or write the vectors of every module that it is in, if their size is that of one of its
-    axes (a matrix: or divides it), and those of a space of several layers, which may come from outside their module.
-    One of a kind that was used says nothing new, and masks, criteria and queries to denoise are for training.
+    An unused parameter may read or write any vector of the modules that contain it, if one of its axes has the vector's
+    size (or, in a matrix, a multiple of it). The vectors of a space of several layers may come from outside its module.
+    A parameter says nothing new if another of its kind was used, and masks, criteria and queries to denoise are for
+    training.
 
-    idle: their names. seen: kinds of names that were used, unless the model decides by its numbers which layers run.
+    idle: names of unused parameters. seen: kinds of names that were used, unless the model decides by its numbers which
+    layers run.
     """
     sizes = {tuple(name.split(".")): [axis.size for axis in axes[name] if axis is not None] for name in idle
              if kind_of(name) not in seen and not TRAINING.search(name)}  # fmt: skip
@@ -225,8 +227,8 @@ def configured(model: PreTrainedModel, updates: Mapping[str, Any]) -> Iterator[N
 
 
 def _looks_at_ties(model: PreTrainedModel, inputs: Mapping[str, Any]) -> bool:
-    """Whether a forward pass depends on what the configuration says of ties, so that a head cannot be untied: Switch
-    Transformers scale what a tied head reads."""
+    """Whether the outputs depend on `tie_word_embeddings`, so that a head cannot be untied: Switch Transformers scale
+    the input of a tied head."""
     before = twins.outputs(model, inputs)
     with configured(model, {"tie_word_embeddings": False}):
         after = twins.outputs(model, inputs)

@@ -88,8 +88,8 @@ def _by_channel(signature: Signature) -> list[Leaf]:
 
 
 def _lengths(signature: Signature, role: str) -> Iterator[tuple[Leaf, tuple[str, ...]]]:
-    """Yield the spaces of heads, or of a table's rows, that may be divided by their own length, which no table tells,
-    with the spaces for each of whose entries they have one."""
+    """Yield the spaces of heads, or of a table's rows, whose vectors may be divided by their length (no table says so),
+    each with the spaces that number these vectors."""
     entry = signature.tensors[role]
     table = len(entry.axes) == 2 and all(isinstance(axis, Leaf) and not axis.dual for axis in entry.axes)
     rows = tuple(axis.space for axis in entry.axes[:1] if isinstance(axis, Leaf) and table)

@@ -51,8 +51,8 @@ def leaning(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 
 
 def overlooked(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """Yield what is written into a sum after its last norm, along directions that its one reader W maps to nothing, or
-    to multiples of ones that LayerNorms do not see: W (x + v) = W x (the neck of SAM's tower)."""
+    """Yield changes v of what is written into a sum after its last norm. Its one reader W maps v to zero, or to a
+    multiple of ones, which a LayerNorm does not see: W (x + v) = W x (the neck of SAM's tower)."""
     order = list(signature.tensors)
     for space in {e.norm.source for e in signature.tensors.values() if e.norm}:
         last = max(
@@ -93,8 +93,8 @@ def lone_rows(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 
 
 def lone_readers(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """Yield changes of what reads one vector p for all inputs (a probe that asks for a summary of them): a matrix makes
-    the constant W p + c of it, so that c takes back what p, or a row of W, makes differently."""
+    """Yield changes around a parameter p that matrices read, the same for all inputs (a probe that asks for a summary).
+    Such a matrix makes the constant W p + c of it, so c can undo a change of p or of a row of W."""
     for role, entry in signature.tensors.items():
         leaf = next(iter(signature.leaves(entry)), None)
         if leaf is None or leaf.dual or entry.diagonal or role.endswith("bias"):
@@ -252,7 +252,8 @@ def circles(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 
 
 def twice_normed(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """A norm that reads just the output of another one sees neither its scale nor, if it is a LayerNorm, its mean."""
+    """Yield changes of a norm that only another norm reads, which sees neither the scale of its output nor, if it is a
+    LayerNorm, the mean."""
     order = list(signature.tensors)
     for place, (role, entry) in enumerate(signature.tensors.items()):
         bias = bias_beside(role)
@@ -268,11 +269,13 @@ def twice_normed(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 
 
 def on_an_ellipsoid(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """An RMSNorm that reads just the output y = D n + b of a LayerNorm, where n . 1 = 0 and |n|^2 = d. With h = D^-1 1,
-    over b . D^-1 1, it is h . y = 1, so changes of y are linear in y: T = dD D^-1 (1 - b h^T) for D, db h^T for b, and
-    D A D^-1 (1 - b h^T) where A rotates n and all that it is made of. The norm changes by T y - y (y . T y) / |y|^2,
-    over |y|. Its readers take back T y. The rest is a scale for sums of such T with a symmetric part of a multiple of
-    the identity and of the ellipsoid |D^-1 (y - b)|^2 - d (h . y)^2 = 0. This yields every T; the audit finds the sums.
+    """Yield changes of a LayerNorm that only an RMSNorm reads. Its output is y = D n + b with n . 1 = 0 and |n|^2 = d.
+
+    With h = D^-1 1, over b . D^-1 1, it is h . y = 1, so changes of y are linear in y: T = dD D^-1 (1 - b h^T) for D,
+    db h^T for b, and D A D^-1 (1 - b h^T) where A rotates n and all that it is made of. The RMSNorm's output changes by
+    T y - y (y . T y) / |y|^2, over |y|. Its readers undo T y. The rest is a scale for sums of such T with a symmetric
+    part of a multiple of the identity and of the ellipsoid |D^-1 (y - b)|^2 - d (h . y)^2 = 0. This yields every T; the
+    audit finds the sums.
     """
     normed = [(entry.norm, role) for role, entry in signature.tensors.items() if entry.norm]
     for (norm, role), (reading, after) in combinations(normed, 2):

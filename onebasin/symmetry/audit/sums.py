@@ -104,7 +104,7 @@ def apart(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 
 
 def shifts(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """A table to which nothing is added: a constant in all of its rows can move into the biases of its readers."""
+    """Yield constants that move from all rows of a table into the biases of its readers, if nothing is added to it."""
     for members in signature.members.values():
         roles = [role for role, entry in signature.tensors.items()
                  if any(leaf.space in members for leaf in signature.leaves(entry))]  # fmt: skip
@@ -131,10 +131,10 @@ def shifts(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 
 
 def shared_rows(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """Yield what the rows of a table share. Another table or a bias that is summed with it may take that, whatever
-    either is multiplied by, which no note says (scaled embeddings, whose factor is the configuration's; positions that
-    are interpolated). If queries read the rows, it is a number that all keys share, q . (r_ij + c) = q . r_ij + q . c,
-    which a softmax does not see (SAM's distances)."""
+    """Yield a vector that is added to all rows of a table. Another table or a bias that is summed with it may cancel
+    this. No note states the factor between them (embeddings are scaled by a factor in the configuration, positions
+    are interpolated). If queries read the rows, the scores of all keys change by the same number,
+    q . (r_ij + c) = q . r_ij + q . c, which a softmax does not see (SAM's distances)."""
     summed: dict[Leaf, list[str]] = {}
     for role, entry in signature.tensors.items():
         *others, leaf = signature.leaves(entry) or (Leaf("1"),)

@@ -95,8 +95,8 @@ class Outlet:
     """The destination of a norm's output.
 
     readers: the tensors that read it, and nothing else. writers: the tensors that are added to it before the next norm
-    (post-LN), which is the only one to read them. free: only the readers use it, so the norm's weight, if it has one,
-    can move into them.
+    (post-LN); only that norm reads them. free: whether only the readers use it, so that the norm's weight, if it has
+    one, can move into them.
     """
 
     role: str
@@ -112,8 +112,8 @@ class Outlet:
 
 
 def outlets(signature: Signature) -> Iterator[Outlet]:
-    """Yield the outlets of all norms whose readers are known from the signature: norms with an output space of their
-    own, and norms that write back and whose bias `passes`: their output is read up to the next norm, and summed
+    """Yield the outlets of all norms whose readers the signature knows: norms with an output space of their own, and
+    norms that write back and whose bias `passes`. The output of the latter is read up to the next norm, and summed
     there."""
     for role in signature.tensors:
         if (found := outlet_of(signature, role)) is not None:

@@ -7,8 +7,8 @@ before the next norm can make up for the difference:
 
     W (g * n + b) + c = W diag(g / m) (m n + b) + c + W ((1 - g / m) * b)
 
-Only the sum that the next norm takes (the residual path) loses (g - m) * n, and so do readers that the signature does
-not tell; one without a bias gets W ((g / m) * b) where it had W b. The function changes the more, the more g varies.
+The sum that the next norm takes (the residual path) loses (g - m) * n, and so does a reader that the signature does not
+know. A reader without a bias gets W ((g / m) * b) instead of W b. The more g varies, the more the function changes.
 """
 
 from __future__ import annotations

@@ -141,9 +141,9 @@ def _norms(signature: Signature) -> Iterator[Step]:
 
 
 def _fold(signature: Signature, outlet: Outlet, reader: str, bias: str | None, tensors: Mapping[str, Tensor]) -> None:
-    """Fold a norm's weight into a reader, and the bias of a LayerNorm for readers without a bias: the normed vector has
-    no component along ones, so that direction can carry constants,
-    (W + c 1^T / sqrt(d)) (x + 1 / sqrt(d)) = W x + c where W 1 = 0 and 1^T x = 0."""
+    """Fold a norm's weight into a reader, and the bias of a LayerNorm if the reader has none. The normed vector has no
+    component along ones, so that direction can carry constants:
+    (W + c 1^T / sqrt(d)) (x + 1 / sqrt(d)) = W x + c, where W 1 = 0 and 1^T x = 0."""
     for view in fed(signature, outlet, reader, tensors[reader]):
         constant = None if bias is None else view @ tensors[bias]
         view *= outlet.norm.weight(tensors[outlet.role])

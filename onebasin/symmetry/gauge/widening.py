@@ -2,8 +2,8 @@
 """A narrow model inside a wider one, exactly: fewer neurons or heads, a narrower stream.
 
 Every space is embedded isometrically, x -> E x with E^T E = 1: tensors that write it take E, and so do tensors that
-read it, since W E^T E x = W x. E pads with zeros, except for a stream under LayerNorm, where it also maps the
-normalized ones direction to the normalized ones direction, so that vectors of sum zero keep that sum.
+read it, since W E^T E x = W x. E pads with zeros. For a stream under LayerNorm it also maps the normalized ones
+direction to that of the wider space, so that vectors of sum zero keep that sum.
 
 A norm over w places instead of n divides by a root mean square that is sqrt(n / w) times as large, so its weight is
 multiplied by sqrt(n / w), and the stored eps by n / w. If attention divides its logits by the root of the head size and

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Axes as unknowns: the space of an axis, and the maps that may act on it, are found by unification.
 
-Every axis begins as an unknown on which any invertible map may act. Two axes that meet in an operation become one; an
-axis that is cut or flattened gets a structure; an operation that commutes only with some maps restricts those that may
-act, and restrictions are never lifted. So the order of operations does not matter, and no map is allowed wrongly.
+Every axis begins as an unknown on which any invertible map may act. Two axes that meet in an operation become one. An
+axis that is cut or flattened gets a structure. An operation that commutes only with some maps rules out the others, and
+they stay ruled out. So the order of operations does not matter, and no map is allowed wrongly.
 """
 
 from __future__ import annotations

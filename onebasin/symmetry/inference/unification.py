@@ -35,7 +35,7 @@ def unify(a: Axis, b: Axis, why: str) -> None:
 
 
 def _with_part(a: Axis, b: Axis, why: str) -> None:
-    """Unify two axes one of which is a part of the other, which nothing may be beside."""
+    """Unify an axis with another that contains it. Whatever else the other contains is fixed."""
     whole, part = (a, b) if _inside(b.atom, a) else (b, a)
     beside = [one for one in whole.parts if one.top != part]
     hold(beside if whole.flat and all(one.size == 1 for one in beside) else (whole, part), why)

@@ -14,8 +14,10 @@ from .signature import Entry, Signature
 
 
 def with_ties(signature: Signature) -> Signature:
-    """Return the signature with the tied tensors that the file omits, heads at the end, others (embeddings of a
-    decoder) after those that they are tied to; and with weights for norms that have none, in their places."""
+    """Return the signature with the tied tensors that the file omits, and with weights for norms that have none.
+
+    Heads come at the end, and other tied tensors (embeddings of a decoder) after those that they are tied to.
+    """
     tensors: dict[str, Entry] = {}
     for role, entry in signature.tensors.items():
         tensors |= {other: e for other, e in signature.absent.items() if e.notes.get("bare") == role}
@@ -50,8 +52,8 @@ def bare(entry: Entry) -> Tensor:
 
 
 def share(signature: Signature, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of all roles. Tied ones are the same object, so that writing to one changes both; one that the
-    file omits and that is no longer tied gets a copy."""
+    """Return the tensors of all roles. Tied ones are the same object, so that writing to one changes both. If the
+    file omits one that is no longer tied, it gets a copy."""
     found = dict(tensors)
     for role, entry in signature.tensors.items():
         if entry.alias is not None:

@@ -53,7 +53,7 @@ def normalized(trace: Trace, call: Call) -> Any:
 
 @rule("_weight_norm")
 def weight_norm(trace: Trace, call: Call) -> Any:
-    """Apply the rules of what it is made of: every slice of a tensor divided by its length, times a number."""
+    """Apply the rules of its parts: every slice of a tensor is divided by its length, and multiplied by a number."""
     direction, size = call.get(0, "v"), call.get(1, "g")
     dim = call.get(2, "dim", 0)
     if dim == -1:  # the length of all of it

@@ -15,7 +15,7 @@ from .draft import Draft, Place, atoms_of
 
 @dataclass(frozen=True)
 class _Clues:
-    """What tells spaces apart.
+    """The clues to the names of spaces.
 
     targets: atoms of outputs of norms. asked: atoms where queries meet keys, and whether these are duals. holds: places
     within heads -> "vo" or "qk". attention: places that number heads. around: places on one axis with these. count: how

@@ -77,7 +77,7 @@ def _biases(one: Found, matrix: Found) -> bool:
 
 
 def _copies(draft: Draft, one: Found) -> list[Found]:
-    """Return tensors that a file may omit since they are tied to this one, without a sign that they exist: tables
+    """Return the tensors that are tied to this one and that a file may omit without leaving any sign of them: tables
     that are looked up, and heads whose inputs others read as well."""
     return [other for other in draft.found
             if other.tied == one.name and (draft.looked_up(other) or _read_by_others(draft, other))]  # fmt: skip

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a table cannot express stays, before spaces are found: norms, gains, factors and degrees are settled."""
+"""Fixing what a table cannot express: norms, gains, factors and degrees, before spaces are found."""
 
 from __future__ import annotations
 
