@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import date
@@ -13,6 +14,7 @@ import pytest
 import torch
 from zoo import build, save
 
+from onebasin.families import table_for, tables
 from onebasin.models import Folder
 from onebasin.studies import audit as studied
 from onebasin.studies import random_points
@@ -24,29 +26,16 @@ from onebasin.symmetry.audit.null_space import audit as audit_signature
 from onebasin.symmetry.audit.special import lone_readers
 
 ONE = dict(num_hidden_layers=1, vocab_size=14)
-LAYER = dict(num_hidden_layers=1)
-NARROW = dict(num_hidden_layers=1, vocab_size=12, hidden_size=6)  # these have an FFN of four times the width
-SWIN = dict(embed_dim=4, depths=[1, 1], num_heads=[2, 2], window_size=2, mlp_ratio=1.0, image_size=8, num_labels=10)
-CLIPPED = dict(NARROW, vocab_size=24, attn_config=dict(clip_qkv=0.6))  # some tokens' projections, not all
-RELATIVE = dict(ONE, relative_attention=True, max_position_embeddings=8, max_relative_positions=6)
-BOTH = dict(RELATIVE, pos_att_type=["p2c", "c2p"])
+RECORDED = json.loads((Path(__file__).parents[2] / "docs" / "audits.json").read_text("utf-8"))
 
-# Half of the types, and of the variants below, are audited every day. Blocks side by side see no more inputs than
-# there are tokens, of which they need many. With one layer the class token of a ViT, a BEiT or a DINOv2 asks the same
-# question of every image, which leaves its query unused, or its scale. XLNet's sinusoids are nearly constant beyond a
-# width of six.
-TYPES: dict[str, dict[str, Any]] = {
-    "albert": dict(vocab_size=14), "bart": dict(vocab_size=14), "beit": dict(hidden_size=6, num_labels=10),
-    "bert": ONE, "bloom": NARROW, "clip_text_model": ONE, "clip_vision_model": LAYER, "cohere": LAYER,
-    "deberta": dict(vocab_size=14),
-    "deberta-v2": ONE, "dinov2": dict(hidden_size=6, num_labels=10),
-    "distilbert": ONE, "electra": dict(vocab_size=14), "falcon": LAYER,
-    "gemma": ONE, "gemma2": ONE, "gemma3_text": ONE, "gpt2": ONE, "gpt_neox": LAYER, "gptj": LAYER, "llama": ONE,
-    "mbart": dict(vocab_size=14), "mistral": ONE, "mixtral": ONE, "modernbert": dict(vocab_size=14),
-    "mpt": NARROW, "olmoe": ONE, "olmo2": ONE, "opt": ONE, "phi3": ONE, "qwen2": ONE,
-    "qwen2_moe": ONE, "qwen3": ONE, "roberta": ONE, "stablelm": LAYER, "starcoder2": ONE,
-    "swin": SWIN, "t5": ONE, "whisper": dict(vocab_size=14),
-    "vit": dict(num_labels=24, hidden_size=6), "wav2vec2": LAYER, "xlnet": dict(ONE, d_inner=5, d_model=6),
+# Half of what docs/audits.json records is audited every day, and half of these.
+AUDITS: dict[str, dict[str, Any]] = {
+    **{name: entry["settings"] for name, entry in RECORDED.items() if "reason" not in entry},
+    "gemma3_text": ONE, "mistral": ONE, "qwen2": ONE, "qwen3": ONE,
+    "deberta-v2: both": dict(ONE, relative_attention=True, max_position_embeddings=8, max_relative_positions=6,
+                             pos_att_type=["p2c", "c2p"]),
+    "gptj: all turn": dict(num_hidden_layers=1, rotary_dim=4),
+    "stablelm: norms and biases": dict(num_hidden_layers=1, qk_layernorm=True, use_qkv_bias=True),
 }  # fmt: skip
 
 # Types without a table by hand: of biogpt two positions that nothing looks up, of granitemoeshared a router that asks
@@ -127,35 +116,15 @@ def test_a_vector_of_several_parts_is_not_taken_for_one_of_them() -> None:
     assert list(lone_readers(resolve(alone, whole, {}), {**tensors, "vector": tensors["vector"][:6]}))
 
 
-@pytest.mark.parametrize("name", list(TYPES)[DAY % 2 :: 2])
+@pytest.mark.parametrize("name", list(AUDITS)[DAY % 2 :: 2])
 def test_every_flat_direction_of_a_model_type_is_generated(name: str) -> None:
-    assert complete(audit(name, **TYPES[name]))
+    assert complete(audit(name.partition(":")[0], **AUDITS[name]))
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("beit", dict(hidden_size=6, num_labels=10, use_relative_position_bias=True)),
-        ("bloom", dict(NARROW, num_hidden_layers=2, apply_residual_connection_post_layernorm=True)),
-        ("cohere", dict(LAYER, attention_bias=True)),  # biases beside each other
-        ("cohere", dict(LAYER, use_qk_norm=True)),
-        ("deberta-v2", BOTH),
-        ("falcon", dict(LAYER, bias=True)),
-        ("gpt_neox", dict(ONE, use_parallel_residual=False)),
-        ("gptj", dict(LAYER, rotary_dim=4)),
-        ("hubert", dict(LAYER, conv_pos_batch_norm=True)),
-        ("mpt", CLIPPED),
-        ("olmoe", dict(ONE, vocab_size=20, clip_qkv=1.5)),
-        ("opt", dict(ONE, layer_norm_elementwise_affine=False)),
-        ("opt", dict(ONE, do_layer_norm_before=False, num_hidden_layers=2)),
-        ("stablelm", dict(LAYER, qk_layernorm=True, use_qkv_bias=True)),
-        ("stablelm", dict(LAYER, num_key_value_heads=2)),
-        ("wav2vec2", dict(LAYER, add_adapter=True, num_adapter_layers=1)),
-        ("wav2vec2", dict(LAYER, add_adapter=True, num_adapter_layers=1, output_hidden_size=6, adapter_stride=1)),
-    ][DAY % 2 :: 2],
-)
-def test_every_flat_direction_of_a_variant_is_generated(name: str, settings: dict[str, Any]) -> None:
-    assert complete(audit(name, **settings))
+def test_every_family_is_audited() -> None:
+    """Towers side by side are audited one by one."""
+    families = {table_for(name.partition(":")[0]).family for name in AUDITS}
+    assert tables().keys() - families == {"clip", "siglip"}
 
 
 @pytest.mark.parametrize("name", TODAY)
@@ -303,9 +272,9 @@ def test_a_matrix_that_reads_one_vector_is_known_by_their_product() -> None:
 def test_a_clip_that_never_binds_leaves_the_symmetries_of_a_model_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that does takes GL(3) from the two heads, once for queries and keys and once for values."""
     monkeypatch.setattr(random_points, "LIMIT", 100.0)
-    idle = audit("mpt", **{**CLIPPED, "attn_config": dict(clip_qkv=100.0)})
+    idle = audit("mpt", **{**AUDITS["mpt: clipped projections"], "attn_config": dict(clip_qkv=100.0)})
     assert not complete(idle)
-    assert idle.nullity == audit("mpt", **NARROW).nullity == idle.dimension + 2 * 2 * 9
+    assert idle.nullity == audit("mpt", **AUDITS["mpt"]).nullity == idle.dimension + 2 * 2 * 9
     attention = {f"blocks.0.attn.{name}.weight" for name in ("Wqkv", "out_proj")}
     assert sum(count for _, count in idle.missing) == 2 * 2 * 9
     assert all(set(roles) <= attention for roles, _ in idle.missing)

@@ -56,7 +56,8 @@ def _given(signature: Signature, tensors: Tensors, role: str, tensor: Tensor) ->
         leaves = [leaf for leaf in dict.fromkeys([own, read, Leaf(norm.target)]) if has(signature, role, leaf)]
         if leaves:
             yield tensor
-        if norm.kind != "layernorm" or norm.copies > 1 or norm.nested or weight not in tensors:
+        several = norm.copies > 1 or norm.nested or norm.beside
+        if norm.kind != "layernorm" or several or weight not in tensors:
             continue
         ones, constant = torch.ones_like(tensors[weight]), 1 / gain(tensors, weight, norm)
         first = entry.layer is None and order.index(role) < order.index(weight)
