@@ -19,46 +19,8 @@ from onebasin.models.errors import ModelError
 from onebasin.models.folder import Folder
 from onebasin.running.loaded import LoadedModel, loaded_model
 from onebasin.symmetry import Alignment, Signature, acting_groups
-from onebasin.symmetry.groups import (
-    Factors,
-    Orthogonal,
-    OrthogonalFixingOnes,
-    PairSigns,
-    Permutation,
-    Rotary,
-    ScaledPermutation,
-    SignedPermutation,
-    Signs,
-)
-from onebasin.symmetry.groups.elements import Linear
-
-
-class Invertible:
-    """Random invertible matrices of condition at most 4: only they tell what reads from what writes."""
-
-    def random(self, size: int, batch: tuple[int, ...], generator: torch.Generator) -> Linear:
-        left, right = (
-            torch.linalg.qr(torch.randn(*batch, size, size, generator=generator, dtype=torch.float64))[0]
-            for _ in range(2)
-        )
-        values = 0.5 + 1.5 * torch.rand(*batch, size, generator=generator, dtype=torch.float64)
-        return Linear((left * values.unsqueeze(-2)) @ right, (left / values.unsqueeze(-2)) @ right)
-
-
-WIDEST = {
-    "permutation": Permutation(),
-    "odd": SignedPermutation(),
-    "relu": ScaledPermutation(),
-    "ones": OrthogonalFixingOnes(),
-    "orthogonal": Orthogonal(),
-    "rotary": Rotary(rescale="joint"),
-    "interleaved": Rotary(interleaved=True, rescale="joint"),
-    "pair signs": PairSigns(),
-    "next signs": PairSigns(interleaved=True),
-    "signs": Signs(),
-    "factor": Factors(),
-    "linear": Invertible(),
-}
+from onebasin.symmetry.levels import largest_group
+from onebasin.symmetry.tables.signature import MOVES
 
 
 def moving_alignment(signature: Signature, level: str) -> Alignment:
@@ -67,8 +29,8 @@ def moving_alignment(signature: Signature, level: str) -> Alignment:
     level: `paper` (with scales), `permutation`, or `widest`: all that a space's kind promises.
     """
     if level == "widest":
-        groups = {root: WIDEST[kind] for root, kind in signature.kinds.items()
-                  if kind in WIDEST and (kind != "permutation" or signature.sizes[root] > 1)}  # fmt: skip
+        groups = {root: largest_group(kind) for root, kind in signature.kinds.items()
+                  if MOVES[kind] and (kind != "permutation" or signature.sizes[root] > 1)}  # fmt: skip
     else:
         groups = acting_groups(signature, level, rescale="joint")
     return random_alignment(signature, groups, seed=1, moving=True)
