@@ -22,7 +22,7 @@ def audit(
     target: Annotated[str, typer.Argument(metavar="FAMILY|MODEL", help="A family, a model type, or a small model.")],
     settings: Setting = None,
     family: c.Family = None,
-    seed: c.Seed = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the random parameters and inputs.")] = 0,
     json: c.Json = False,
     quiet: c.Quiet = False,
 ) -> None:

@@ -35,9 +35,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 AVERAGES = ", ".join(fusion.AVERAGES)
-# For help texts. Written out, because the modules that define these take seconds to import; a test compares.
+# Written out here and below, because the modules that define levels, tasks and settings take seconds to import; tests
+# compare.
 LEVELS = "paper, permutation, orthogonal, full, invertible"
-STATISTICS = "fisher, gram"
 TASKS = (
     "image-classification, causal-lm, masked-lm, text-classification, text-regression, token-classification, "
     "speech-recognition"
@@ -75,13 +75,6 @@ Dtype = Annotated[
 Device = Annotated[str, typer.Option(help="Device of the computation: cpu, cuda, mps.")]
 Precision = Annotated[str, typer.Option(help="Type of the computation: float32 or float64.")]
 Rescale = Annotated[str, typer.Option(help="Scale every head too: none, after its rotation, or joint with it (best).")]
-Seed = Annotated[
-    int, typer.Option(help="Seed of whatever is drawn: starts after the first, labels, masks, random merges.")
-]
-Quality = Annotated[
-    str | None,
-    typer.Option(help="A name for a budget: fast (30s), balanced (5m) or best (30m)."),
-]
 Push = Annotated[
     str | None, typer.Option("--push-to-hub", metavar="REPO", help="Also upload the output to owner/name on the hub.")
 ]

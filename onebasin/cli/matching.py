@@ -46,6 +46,5 @@ def _matching(given: dict[str, Any]) -> dict[str, Any]:
     return {**typed(Options, own), **rest}
 
 
-calibrates = c.takes(options_of(Calibration, without=("noise",)), "calibration", on_data)
 matches = c.takes(OPTIONS, "matching", _matching)
 writes = c.takes(WRITTEN, "written", lambda given: typed(OutputSettings, given))

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from onebasin.fusion import METHODS, loadable
+from onebasin.jobs.search import QUALITIES
 
 from . import common as c
 from . import matching as m
@@ -55,7 +56,10 @@ def merge(
             "distilling; Ctrl-C ends it early [default: closed forms if the models were trained apart]."
         ),
     ] = None,
-    quality: c.Quality = None,
+    quality: Annotated[
+        str | None,
+        typer.Option(help=f"A name for a budget: {', '.join(f'{name} ({time})' for name, time in QUALITIES.items())}."),
+    ] = None,
     method: Annotated[
         str | None,
         typer.Option(

@@ -9,16 +9,15 @@ import typer
 
 from onebasin.data.calibration import Calibration
 from onebasin.fusion.refine import Refining
+from onebasin.jobs.refine import DATA
 
 from . import common as c
 from . import matching as m
 from .fields import options_of, typed
 
-DATA = options_of(Calibration, without=("noise",), defaults={"data": "self", "samples": 2048})
-
 
 @c.takes(options_of(Refining, without=("seed",)), "how", lambda given: typed(Refining, given))
-@c.takes(DATA, "calibration", m.on_data)
+@c.takes(options_of(Calibration, without=("noise",), defaults=DATA), "calibration", m.on_data)
 def refine(
     merged: Annotated[str, typer.Argument(metavar="MERGED", help="The merged model: a folder or a hub id.")],
     teachers: Annotated[

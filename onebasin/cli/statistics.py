@@ -7,7 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+from onebasin.data.calibration import Calibration
 from onebasin.fusion.fisher import Fisher
+from onebasin.jobs.statistics import KINDS
+from onebasin.jobs.statistics import statistics as measure
 
 from . import common as c
 from . import matching as m
@@ -15,11 +18,11 @@ from .fields import options_of
 
 
 @c.takes(options_of(Fisher, without=("statistics", "eps", "normalize")), "fisher", dict)
-@m.calibrates
+@c.takes(options_of(Calibration, without=("noise",)), "calibration", m.on_data)
 def statistics(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="The model to measure: a folder or a hub id.")],
     output: Annotated[str, typer.Option("--output", "-o", help="The file to write.")],
-    kind: Annotated[str, typer.Option(help=f"What to measure: {c.STATISTICS}.")] = "fisher",
+    kind: Annotated[str, typer.Option(help=f"What to measure: {', '.join(KINDS)}.")] = "fisher",
     canonical: Annotated[
         bool,
         typer.Option("--canonical", help="Measure the canonical form, for levels that move the residual stream."),
@@ -35,8 +38,6 @@ def statistics(
     quiet: c.Quiet = False,
 ) -> None:
     """Measure the statistics of a model on data that fisher and regmean need, and save them in a file."""
-    from onebasin.jobs.statistics import statistics as measure
-
     with c.progress(quiet) as tell:
         result = measure(
             model, output, kind, canonical=canonical, family=family, overwrite=overwrite, tell=tell,

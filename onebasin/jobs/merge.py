@@ -296,7 +296,7 @@ def seconds_of(budget: str | float | None, quality: str | None, said: Sequence[s
         return None
     if said:
         raise ValueError(f"a budget chooses {said[0].replace('_', '-')} by itself; leave one of the two out")
-    return QUALITIES[quality] if quality is not None else duration(budget or "")
+    return duration(QUALITIES[quality] if quality is not None else budget or "")
 
 
 def aligned(frame: Frame, plan: Plan, opt: Options, data: Data) -> Chosen:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 NOTE = "distillation: these weights were trained after merging, on what the teachers predict"
 ALONE = "no control: only as many steps from another start, such as the plain average, show what this start is worth"
 CALL = "onebasin.refine(...)"
+DATA = {"data": "self", "samples": 2048}  # by default
 
 
 @refuses_unknown(Options, Refining)
@@ -73,7 +74,7 @@ def refine(
         ValueError: for models, data or settings that do not fit.
     """
     started = time.perf_counter()
-    given_options: dict[str, Any] = {"data": "self", "samples": 2048, **options}
+    given_options: dict[str, Any] = {**DATA, **options}
     rest = dict(given_options)
     how, stored = take(Refining, rest), stored_dtype(dtype)
     opt = Options.of({**rest, "seed": how.seed, "checkpoint": how.checkpoint})

@@ -8,8 +8,9 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from safetensors.torch import save_file
 from zoo import CASES, one_of_each_family, save
 
 import onebasin
-from onebasin.cli import LATE, app, described
+from onebasin.cli import LATE, app, common, described
 from onebasin.models import Folder
 from onebasin.symmetry import Alignment
 
@@ -362,8 +363,6 @@ def _environment() -> dict[str, str]:
 
 
 def test_help_and_version(run: Any) -> None:
-    import onebasin
-    from onebasin.cli import common
     from onebasin.data import TASKS
     from onebasin.fusion import AVERAGES
     from onebasin.symmetry import LEVELS
@@ -378,6 +377,12 @@ def test_help_and_version(run: Any) -> None:
     assert ", ".join(TASKS) == common.TASKS
     assert set(onebasin.__all__) <= set(dir(onebasin)) and all(hasattr(onebasin, name) for name in onebasin.__all__)
     assert not hasattr(onebasin, "no_such_name")
+
+
+@pytest.mark.parametrize("name", ["workers", "family", "device", "precision", "rescale"])
+def test_an_option_says_what_its_setting_says(name: str) -> None:
+    said = next(one.metadata["help"] for one in fields(onebasin.Options) if one.name == name)
+    assert get_args(getattr(common, name.title()))[1].help == said
 
 
 def test_help_needs_no_torch() -> None:

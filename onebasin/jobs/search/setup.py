@@ -29,7 +29,7 @@ from onebasin.running.valid_inputs import first_that_runs
 
 from .chosen import Candidate, Earlier
 
-QUALITIES = {"fast": 30.0, "balanced": 300.0, "best": 1800.0}  # names of budgets, in seconds
+QUALITIES = {"fast": "30s", "balanced": "5m", "best": "30m"}  # names of budgets
 USUAL = 280.0  # seconds without a budget; writing and judging take the rest of five minutes
 CLOSED, CLOSED_SHARE = 150.0, 1 / 8  # seconds for all closed forms, or this share of a budget if that is more
 LEARNING, FEWEST_STEPS = 3 / 4, 200  # share of the remaining time for learned matching, if it makes so many steps
