@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from onebasin.models import Canonical, Folder, Held, LazyTensors, Model, Rewritten, Widened, write_model
-from onebasin.running import load_model
+from onebasin.running import pretrained
 from onebasin.running.lora import Adapter, entries_of, fit, folded, rewritten_adapter, write_adapter
 from onebasin.symmetry import Alignment, Entry
 
@@ -118,7 +118,7 @@ class ModelAlignment:
                 write_model(place, LazyTensors.of_model(form, self.dtype), form, overwrite=False, dtype=None)
             except (RuntimeError, IndexError) as error:
                 raise ValueError(f"'{given.name}' has other sizes than the model that was matched") from error
-            return load_model(place)
+            return pretrained(place)
 
     def _tensors(self, base: Folder, given: Mapping[str, Tensor], differences: bool) -> dict[str, Tensor]:
         called = _on_disk(base, given)

@@ -15,7 +15,7 @@ from onebasin.engine import peak_memory
 from onebasin.models import Canonical, Folder, Rewritten, Target, Widened, write_into
 from onebasin.models.outputs import Output, model_folder
 from onebasin.models.weight_files import clearly
-from onebasin.running import load_model
+from onebasin.running import pretrained
 from onebasin.running.lora import CONFIG as ADAPTER
 from onebasin.running.lora import Adapter, fit, folded, rewritten_adapter, write_adapter
 from onebasin.settings import refuses_unknown
@@ -164,9 +164,9 @@ def match(
         if isinstance(second, Canonical) and (output is not None or anchor_output):
             result["anchor_output"] = str(anchored)
         if output is None:
-            result["model"] = load_model(target)
+            result["model"] = pretrained(target)
             if isinstance(second, Canonical):
-                result["anchor_model"] = load_model(anchored)
+                result["anchor_model"] = pretrained(anchored)
     result["seconds"], result["peak_memory"] = round(time.perf_counter() - started, 3), peak_memory()
     return MatchResult(result, ModelAlignment.of(found.alignment, source, first, opt.family, opt.dtype))
 

@@ -20,7 +20,7 @@ from onebasin.models import Folder, Target, provenance, write_into
 from onebasin.models.card import front_matter, paths_of
 from onebasin.models.outputs import Output, model_folder
 from onebasin.models.published import block, code, prose, public_name, without_paths
-from onebasin.running import load_model
+from onebasin.running import pretrained
 from onebasin.settings import refuses_unknown, take
 
 from .folders import opened, refuse_places, together, workplace
@@ -111,7 +111,7 @@ def refine(
             (folder / "onebasin.json").write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
             (folder / "README.md").write_text(_card(target.name, starts[0], masters, result, command), "utf-8")
         if output is None:
-            result["model"] = load_model(target)
+            result["model"] = pretrained(target)
     result["seconds"] = round(time.perf_counter() - started, 3)
     return Result(result)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from onebasin.models import ModelError
 from onebasin.models.fetching import upload
-from onebasin.running import load_model
+from onebasin.running import pretrained
 
 from .apply import ModelAlignment
 from .verdict import Verdict
@@ -51,7 +51,7 @@ class Result(dict[str, Any]):
             made: PreTrainedModel = self["model"]
             return made
         if self._loaded is None:
-            self._loaded = load_model(self["output"])
+            self._loaded = pretrained(self["output"])
         return self._loaded
 
     def save_pretrained(self, folder: str | Path) -> None:

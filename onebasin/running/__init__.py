@@ -6,7 +6,7 @@ that are written are inferred tables in the user's cache.
 """
 
 from .loaded import LoadedModel, loaded_model
-from .loading import load_model
+from .loading import pretrained
 from .verification import Verification, compare, compare_models, compare_rewritten, tolerance_of
 
 __all__ = [
@@ -15,7 +15,7 @@ __all__ = [
     "compare",
     "compare_models",
     "compare_rewritten",
-    "load_model",
     "loaded_model",
+    "pretrained",
     "tolerance_of",
 ]

@@ -59,7 +59,7 @@ def load(
     return model, unused
 
 
-def load_model(folder: str | Path, dtype: torch.dtype | None = None, device: str = "cpu") -> PreTrainedModel:
+def pretrained(folder: str | Path, dtype: torch.dtype | None = None, device: str = "cpu") -> PreTrainedModel:
     """Return the model of a folder in the class its config names.
 
     Args:

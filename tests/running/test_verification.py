@@ -15,9 +15,9 @@ import zoo
 from damage import edit_config, edit_weights, to_pickle
 
 import onebasin
-from onebasin.data.models import load_model as load_for
+from onebasin.data.models import load_model
 from onebasin.models import Canonical, Folder, ModelError, write_model
-from onebasin.running import compare, compare_models, compare_rewritten, load_model, twins
+from onebasin.running import compare, compare_models, compare_rewritten, pretrained, twins
 from onebasin.running.classes import without_cache
 from onebasin.running.verification import tolerance_of
 from onebasin.symmetry import Alignment, acting_groups
@@ -327,7 +327,7 @@ def test_sizes_that_would_take_all_memory_are_refused_before_anything_is_made(
     monkeypatch.setattr(
         transformers.BertForSequenceClassification, "from_pretrained", lambda *_, **__: pytest.fail("made")
     )
-    for load in (lambda: compare(b, a), lambda: load_model(b), lambda: load_for(b, "text-classification")):
+    for load in (lambda: compare(b, a), lambda: pretrained(b), lambda: load_model(b, "text-classification")):
         with pytest.raises(
             ModelError, match=r"has shape \(\d+, 12\), and BertForSequenceClassification needs \(100000000, "
         ):
@@ -393,17 +393,17 @@ def test_nothing_global_changes(make, capfd: pytest.CaptureFixture[str]) -> None
 
 
 def test_models_are_left_in_their_mode(make) -> None:
-    model = load_model(make())
+    model = pretrained(make())
     model.train()
     assert compare_models(model, model).max_difference == 0
     assert model.training
 
 
-def test_load_model_keeps_the_stored_dtype(make) -> None:
+def test_pretrained_keeps_the_stored_dtype(make) -> None:
     folder = make(dtype=torch.float16)
-    assert load_model(folder).dtype == torch.float16
-    assert load_model(folder, torch.float64).dtype == torch.float64
-    assert type(load_model(folder)).__name__ == "BertForSequenceClassification"
+    assert pretrained(folder).dtype == torch.float16
+    assert pretrained(folder, torch.float64).dtype == torch.float64
+    assert type(pretrained(folder)).__name__ == "BertForSequenceClassification"
 
 
 def test_a_counter_is_verified_and_written_as_it_is(tmp_path: Path) -> None:
@@ -412,6 +412,6 @@ def test_a_counter_is_verified_and_written_as_it_is(tmp_path: Path) -> None:
     counter.fill_(7)
     a, b = zoo.save(model, tmp_path / "a"), zoo.save(zoo.CASES["HubertForCTC-batch-norm"](), tmp_path / "b")
     onebasin.match(a, b, tmp_path / "out", symmetry="permutation")  # verifies the rewritten tensors before it writes
-    written = load_model(tmp_path / "out")
+    written = pretrained(tmp_path / "out")
     assert [int(buffer) for name, buffer in written.named_buffers() if name.endswith("num_batches_tracked")] == [7]
     assert compare(a, tmp_path / "out").same
