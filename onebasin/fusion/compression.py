@@ -38,7 +38,7 @@ from onebasin.symmetry import Signature
 from onebasin.symmetry.groups.elements import Acts, Linear, act_on
 from onebasin.symmetry.tables.axes import Axis, Leaf, blocks
 
-from .side_by_side import Site, consists_of, kinds_of_spaces, measured
+from .side_by_side import SpaceInputs, consists_of, kinds_of_spaces, measured
 
 DAMP, FLOOR = 1e-6, 1e-8  # of each unit's second moment, and of their mean: what data of few samples leave open
 PRIOR, APART = 1e-6, 1e-3  # of a stream's mean second moment: added in all directions; its share in which models differ
@@ -178,7 +178,7 @@ def _readers(found: Compression, models: Sequence[LoadedModel], call: Call, inde
     return [(share.mT if call.columns else share)[index] for share in shares]
 
 
-def _projected(found: Compression, models: Sequence[LoadedModel], site: Site, units: set[str]) -> Sequence[Acts]:
+def _projected(found: Compression, models: Sequence[LoadedModel], site: SpaceInputs, units: set[str]) -> Sequence[Acts]:
     """Return the maps of a stream."""
     signature, m, root = found.signature, len(models), site.roots[0]
     n = signature.sizes[root]
@@ -234,7 +234,7 @@ def projection(moment: Tensor, wanted: Tensor, k: int) -> Tensor:
     return columns.mT
 
 
-def _kept(found: Compression, models: Sequence[LoadedModel], site: Site) -> Sequence[Acts]:
+def _kept(found: Compression, models: Sequence[LoadedModel], site: SpaceInputs) -> Sequence[Acts]:
     """Return the maps of neurons or heads."""
     n, m = found.signature.sizes[site.roots[0]], len(models)
     moment = torch.stack(site.moments).sum(0)

@@ -24,7 +24,7 @@ from onebasin.symmetry.tables.axes import space_leaves
 
 from .compression import Compression
 from .paused_forward import Seen, Walk
-from .ridge import Moments, Sums, best_solution, cross, gram, solution
+from .ridge import Spread, Sums, best_solution, cross, gram, solution
 
 ROOM = 2**27  # bytes that paused passes may hold in memory
 
@@ -95,7 +95,7 @@ class Fitting:
         lacking: Callable[[Seen], None] | None = None  # gives it the change of that call's layer
         grams, had_constant, numbers = list[Tensor](), False, count(1)
         for block in _blocks(self.calls, self.student):
-            moments = {call.module: [Moments() for _ in (*teachers, student)] for call in block
+            moments = {call.module: [Spread() for _ in (*teachers, student)] for call in block
                        if call.module in self.spreading}  # fmt: skip
             for b in everything if moments else ():
                 asked[b] = self._ahead(teachers, block, b, moments)
@@ -139,7 +139,7 @@ class Fitting:
             self._change(module, self.sums[module], step)
 
     def _ahead(
-        self, teachers: Sequence[Walk], block: Sequence[Call], b: int, moments: Mapping[str, Sequence[Moments]]
+        self, teachers: Sequence[Walk], block: Sequence[Call], b: int, moments: Mapping[str, Sequence[Spread]]
     ) -> deque[Tensor]:
         """Advance a batch of the teachers through a block, and return what is asked of each call: the mean of their
         outputs. Those of a teacher, and at last the mean, enter the moments."""
@@ -170,7 +170,7 @@ class Fitting:
             self.sums[module] = fit, held
         return fit, held
 
-    def _spread_out(self, wanted: Tensor, moments: Sequence[Moments]) -> None:
+    def _spread_out(self, wanted: Tensor, moments: Sequence[Spread]) -> None:
         """Scale, in every coordinate, the standard deviation of the mean outputs to the mean of the models'
         deviations."""
         *theirs, of_mean = moments

@@ -28,8 +28,8 @@ class Sums:
 
 
 @dataclass
-class Moments:
-    """Sums over samples (samples, n) that come in parts, in float64."""
+class Spread:
+    """The mean and the deviation of samples (samples, n) that come in parts, from sums in float64."""
 
     count: int = 0
     total: Tensor | float = 0.0

@@ -21,7 +21,7 @@ Place = tuple[tuple[str, ...], Tensor]  # roots of the spaces of a block of an a
 
 
 @dataclass
-class Site:
+class SpaceInputs:
     """The inputs of the layers that read a space.
 
     roots: of their dimensions: of the space, and of those inside it. moments: of the models' inputs side by side, in
@@ -65,7 +65,7 @@ def consists_of(spaces: set[str], axis: Axis, signature: Signature) -> bool:
 
 def measured(
     models: Sequence[LoadedModel], calls: Sequence[Call], batches: Sequence[Batch], streams: set[str], units: set[str]
-) -> dict[str, Site]:
+) -> dict[str, SpaceInputs]:
     """Return root -> what is read of a space: of streams as it is, of neurons and heads about its mean.
 
     Args:
@@ -93,13 +93,13 @@ def measured(
                 for number, (_, at) in enumerate(places[name]):
                     x = torch.cat([value[:, at] for value in values], 1)
                     sums[name, number] = gram(x, constant=True).double().add_(sums.get((name, number), 0.0))
-    sites: dict[str, Site] = {}
+    sites: dict[str, SpaceInputs] = {}
     for (name, number), found_sum in sums.items():
         roots, sum_of = places[name][number][0], found_sum.cpu()
         moment, mean = sum_of[:-1, :-1] / sum_of[-1, -1], sum_of[-1, :-1] / sum_of[-1, -1]
         if roots[0] in units:
             moment -= torch.outer(mean, mean)
-        site = sites.setdefault(roots[0], Site(roots))
+        site = sites.setdefault(roots[0], SpaceInputs(roots))
         site.moments.append(moment)
         site.calls.append([(layers[one], places[one][number][1]) for one in places if first.get(one) == name])
     return sites

@@ -94,7 +94,7 @@ def _eps(base: Model, like: Model) -> dict[str, Any]:
     return {eps: base.config[eps] * factor} if factor != 1 and eps else {}
 
 
-class Acts(Protocol):
+class Applies(Protocol):
     """Anything that rewrites the tensors of a model one by one: an alignment, exact or softened."""
 
     def apply(self, signature: Signature, role: str, tensor: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ class Acts(Protocol):
         ...
 
 
-A = TypeVar("A", bound=Acts)
+A = TypeVar("A", bound=Applies)
 
 
 class Rewritten(View, Generic[A]):
