@@ -28,6 +28,8 @@ def audited(kind: str) -> dict[str, Any]:
     from onebasin.studies.audit import audit_inferred
 
     found = audit_inferred(kind)
+    if found.nullity < found.dimension:
+        raise ValueError(f"{found.dimension} directions are generated, but only {found.nullity} count as flat")
     return {"complete": found.complete, "missing": found.nullity - found.dimension}
 
 

@@ -9,12 +9,25 @@ from pathlib import Path
 import pytest
 
 from onebasin.studies.audit import audit_inferred
+from onebasin.symmetry.audit.null_space import Audit
 
 complete = pytest.importorskip("benchmarks.complete")
 
 
 def test_what_is_inferred_of_phi_is_all_there_is() -> None:
     assert complete.audited("phi") == {"complete": True, "missing": 0}
+
+
+def test_an_audit_that_finds_less_than_is_generated_is_no_audit(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Audit(50, 50, 0, (1.0, 0.0), 37, 0.0)
+    monkeypatch.setattr("onebasin.studies.audit.audit_inferred", lambda kind: found)
+    with pytest.raises(ValueError, match="37 directions are generated, but only 0 count as flat"):
+        complete.audited("bitnet")
+
+
+def test_no_type_is_said_to_miss_less_than_nothing() -> None:
+    types = json.loads(complete.FILE.read_text("utf-8"))["types"]
+    assert all(one.get("missing", 0) >= 0 for one in types.values())
 
 
 def test_types_are_counted_by_what_their_audits_say() -> None:

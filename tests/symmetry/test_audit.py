@@ -21,7 +21,7 @@ from onebasin.studies import random_points
 from onebasin.studies.audit import audit, audit_checkpoint, audit_inferred
 from onebasin.studies.random_points import as_functions
 from onebasin.symmetry import Signature, read_table, resolve
-from onebasin.symmetry.audit.null_space import Audit, orthonormal, smallest
+from onebasin.symmetry.audit.null_space import Audit, jacobian, orthonormal, smallest
 from onebasin.symmetry.audit.null_space import audit as audit_signature
 from onebasin.symmetry.audit.special import lone_readers
 
@@ -371,3 +371,11 @@ def test_too_few_outputs_and_zero_norms_are_refused(tmp_path: Path) -> None:
     tensors["ln_f.weight"][2] = 0
     with pytest.raises(ValueError, match=r"ln_f\.weight"):
         audit_signature(signature, tensors, functions)
+
+
+def test_a_point_whose_outputs_or_gradients_are_not_finite_is_refused() -> None:
+    zero = {"a": torch.zeros(2, dtype=torch.float64)}
+    with pytest.raises(ValueError, match="some outputs are not finite at random parameters"):
+        jacobian([lambda given: given["a"] / given["a"]], zero)
+    with pytest.raises(ValueError, match="some gradients are not finite at random parameters"):
+        jacobian([lambda given: given["a"].sqrt()], zero)

@@ -79,7 +79,7 @@ def audit(
         tolerance: Singular values below it, relative to the largest, count as zero.
 
     Raises:
-        ValueError: There are fewer outputs than parameters, or a norm weight is zero.
+        ValueError: There are fewer outputs than parameters, some are not finite, or a norm weight is zero.
     """
     free = {role: tensors[role] for role, entry in signature.tensors.items() if entry.alias is None}
     aliases = {role: entry.alias for role, entry in signature.tensors.items() if entry.alias is not None}
@@ -183,7 +183,7 @@ def jacobian(outputs: Sequence[Callable[[Tangent], Tensor]], tensors: Tensors) -
 
     Every row belongs to one of the functions, and there are `SPARE` or more rows beyond the number of parameters on
     which some output depends, so the columns of all others are zero. Parameters are in the order of `tensors`. Raises
-    ValueError if there are fewer outputs than parameters.
+    ValueError if there are fewer outputs than parameters, or if some output or gradient is not finite.
     """
     leaves = {role: tensor.detach().clone().requires_grad_() for role, tensor in tensors.items()}
     count = sum(leaf.numel() for leaf in leaves.values())
@@ -191,9 +191,17 @@ def jacobian(outputs: Sequence[Callable[[Tangent], Tensor]], tensors: Tensors) -
     values = [function(leaves).reshape(-1) for function in outputs]
     if (seen := sum(map(len, values))) < count:
         raise ValueError(f"{seen} outputs cannot distinguish {count} parameters; give more inputs")
+    _finite("outputs", values)
     used = int(torch.cat([_gradients(each, leaves, 1, generator) for each in values]).any(dim=0).sum())
     share = -(-(used + SPARE) // len(outputs))
-    return torch.cat([_gradients(each, leaves, min(share, len(each)), generator) for each in values])
+    found = [_gradients(each, leaves, min(share, len(each)), generator) for each in values]
+    _finite("gradients", found)
+    return torch.cat(found)
+
+
+def _finite(what: str, found: Iterable[Tensor]) -> None:
+    if not all(bool(each.isfinite().all()) for each in found):
+        raise ValueError(f"some {what} are not finite at random parameters, so no direction can be called flat")
 
 
 def _gradients(values: Tensor, leaves: Tensors, count: int, generator: torch.Generator) -> Tensor:
