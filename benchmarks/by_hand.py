@@ -36,6 +36,16 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "vocab_size": (20, 22), "max_position_embeddings": (4, 5), "tie_word_embeddings": (True, False),
     "attention_bias": (False, True), "mlp_bias": (False, True), "qkv_bias": (True, False), "use_bias": (True, False),
 }  # fmt: skip
+_LATENT = {"num_attention_heads": (2,), "num_key_value_heads": (2,), "hidden_size": (6, 8), "q_lora_rank": (4, 5),
+           "kv_lora_rank": (4, 6), "qk_rope_head_dim": (2, 4), "qk_nope_head_dim": (2, 4), "v_head_dim": (3, 4),
+           "first_k_dense_replace": (1,), "n_routed_experts": (4,), "n_group": (1, 2), "topk_group": (1,)}  # fmt: skip
+OWN: dict[str, dict[str, tuple[Any, ...]]] = {  # sizes that other types lack, or that this one calls otherwise
+    "deepseek_v2": {**_LATENT, "topk_method": ("greedy", "group_limited_greedy")},
+    "deepseek_v3": _LATENT,
+    "swin": {"depths": ([1, 1],), "num_heads": ([2, 2],), "embed_dim": (4, 6), "image_size": (8,), "window_size": (2,),
+             "mlp_ratio": (1.0, 1.5)},
+    "xlnet": {"d_model": (8,), "d_inner": (5, 6)},
+}  # fmt: skip
 
 
 def types() -> list[str]:
@@ -60,6 +70,7 @@ def settings(kind: str, draw: int) -> Iterator[dict[str, Any]]:
     switches = [name for name in found if not re.search("decoder|cross|weighted", name)]
     choices = {**CHOICES, **dict.fromkeys(switches, (False, True))}
     taken = {name: values for name, values in choices.items() if takes(CONFIG_MAPPING[kind], name)}
+    taken |= OWN.get(kind, {})
     for _ in range(TRIES):
         yield {name: random_number.choice(values) for name, values in taken.items()}
 

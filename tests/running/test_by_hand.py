@@ -38,6 +38,10 @@ def test_no_direction_is_inferred_that_the_complete_table_by_hand_does_not_have(
     assert found["table"] - 6 < found["inferred"] <= found["table"]
 
 
+def test_every_type_of_a_table_by_hand_is_compared() -> None:
+    assert list(known()) == by_hand.types()
+
+
 def test_a_table_says_what_it_knows_more_and_only_then() -> None:
     for kind, draws in known().items():
         assert len(draws) == by_hand.DRAWS
