@@ -23,11 +23,12 @@ from onebasin.symmetry.groups.scaling import CHUNK, factor_gain
 from .components import Block, components_of, present, workers_for
 from .order_proof import provable
 
-COPIES = 4  # of a tensor in use: the anchor's, the source's, the rewritten one, and a temporary of its size
-WAITING = 2  # results per worker that are not yet added up or written
+PASSING = 3  # copies of a tensor that is read, rewritten and dropped: the anchor's, the source's, the rewritten one
+COPIES = 4  # of one among others that are kept while a layer is solved: these, and a temporary of its size
+WAITING = 2  # results per worker that are not yet added up; and tensors, whoever made them, that wait to be written
 QUARTIC = 20  # per scale to solve for: temporaries of `factor_gain`, or of `best_scale` in float64
 MOMENTS = 8  # matrices of a space's size: moments of writers and readers, their sum and terms, a solver's temporaries
-SCORES = 3  # of many neurons: moments of writers and of readers, and the score
+SCORES = 3  # of many neurons: moments of writers and of readers, and the score; both at once where only orders move
 
 
 def numbers_held(
@@ -41,7 +42,8 @@ def numbers_held(
 
     For the spaces of a layer, every worker has a tensor in use, the moments of the space that it solves, and both
     models' tensors that are touched by a set of coupled heads, or by a space that is visited again. For spaces of all
-    layers, every worker has a tensor in use and moments that wait, which are then solved together.
+    layers, every worker has a tensor in use and moments that wait, which are then solved together. Tensors pass in
+    order, so that two embeddings with layers between them are never in use at once, except for the start of a descent.
 
     workers: how many pieces run at once (default: one per core). near: whether a few columns prove the neurons' order.
     """
@@ -49,7 +51,7 @@ def numbers_held(
     count = workers or os.cpu_count() or 1
     active = present(signature, counted, groups)
     sizes = {role: prod(signature.tensors[role].shape) for role in counted}
-    held = count * (COPIES + WAITING) * max(sizes.values(), default=0)  # writing
+    held = _passing([*sizes.values()], count, written=True)
     for component in components_of(signature, counted, active):
         for block in component.blocks:
             touched = {role for root in block.roots for role in signature.touching[root]} & sizes.keys()
@@ -57,15 +59,38 @@ def numbers_held(
             shared = signature.spaces[block.root].layer is None
             kept = not shared and (block.inner or len(component.blocks) > 1)
             tensors = COPIES * largest + (2 * (sum(sizes[role] for role in touched) - largest) if kept else 0)
+            passing = [role for role in counted if role in touched]
+            first = [role for role in passing if _starts(signature, role, block, active)]
             many = provable(signature, block, active)
             moments = 0 if many and near else _moments(signature, block)
             scaled = any(not active[root].isometry for root in block.roots)
-            solving = (SCORES if many else MOMENTS) * moments + (QUARTIC * min(CHUNK, moments) if scaled else 0)
+            matrices = SCORES - (not (kept or scaled)) if many else MOMENTS
+            solving = matrices * moments + (QUARTIC * min(CHUNK, moments) if scaled else 0)
             if shared:
-                held = max(held, count * (tensors + WAITING * moments) + solving)
+                most = max(_passing([sizes[role] for role in some], count) for some in (passing, first))
+                held = max(held, most + count * WAITING * moments + solving)
             else:
                 held = max(held, count * (tensors + solving))
     return held
+
+
+def _passing(sizes: list[int], count: int, written: bool = False) -> int:
+    """Return how many numbers are in memory at most while tensors of these sizes pass, in order, through so many
+    workers. written: whether the results are tensors too, which then wait to be written."""
+    ahead = (2 * count if count > 1 else 1) + WAITING * written
+
+    def held(some: list[int]) -> int:
+        falling = sorted(some, reverse=True)
+        return PASSING * sum(falling[:count]) + written * sum(falling[count:])
+
+    return max((held(sizes[at : at + ahead]) for at in range(len(sizes))), default=0)
+
+
+def _starts(signature: Signature, role: str, block: Block, active: Mapping[str, Group]) -> bool:
+    """Return whether a descent starts from a tensor: a matrix on which nothing else moves."""
+    entry = signature.tensors[role]
+    roots = {signature.root[leaf.space] for leaf in signature.leaves(entry)}
+    return len(entry.axes) > 1 and not (roots & active.keys()) - set(block.roots)
 
 
 def numbers_run(signature: Signature) -> int:

@@ -17,11 +17,12 @@ from onebasin.matching.cost import (
     ENDS,
     GROWTH,
     ORDERED,
+    PASSING,
     PROGRAM,
     PROVING,
     SCORES,
-    WAITING,
     Work,
+    _passing,
     numbers_held,
     seconds,
     work,
@@ -55,7 +56,8 @@ def test_orders_that_few_columns_prove_need_no_score(tmp_path: Path, monkeypatch
 
 def test_memory_is_what_it_is_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """200 neurons of width 12: the scores of all pairs are the most where nothing proves the order, and otherwise
-    what is written. At level full, a worker holds all three tensors of a layer's neurons."""
+    what is written: while the first of two matrices passes, its bias and the second wait. At level full, a worker holds
+    all three tensors of a layer's neurons."""
     monkeypatch.setattr(order_proof, "FROM", 200)
     signature = Folder(
         save(build("BertForTokenClassification", **{**TEXT, "intermediate_size": 200}), tmp_path)
@@ -66,10 +68,19 @@ def test_memory_is_what_it_is_by_hand(tmp_path: Path, monkeypatch: pytest.Monkey
 
     largest, biases = 200 * 12, 200
     for workers in (1, 2):
-        assert held("paper", workers, False) == workers * (COPIES * largest + SCORES * 200**2)
-        assert held("paper", workers, True) == workers * (COPIES + WAITING) * largest
+        assert held("paper", workers, False) == workers * (COPIES * largest + (SCORES - 1) * 200**2)
         coupled = COPIES * largest + 2 * (largest + biases)
         assert held("full", workers, False) == workers * (coupled + SCORES * 200**2)
+    assert held("paper", 1, True) == max(COPIES * largest, PASSING * largest + biases + largest)
+
+
+def test_tensors_pass_in_order() -> None:
+    """A large one at either end, with small ones between: two workers meet both only where nothing is between. With
+    one worker, two more wait to be written; with two, four futures run or wait."""
+    ends = [100, 1, 1, 1, 1, 1, 1, 100]
+    assert _passing(ends, 1) == PASSING * 100 and _passing(ends, 1, written=True) == PASSING * 100 + 2
+    assert _passing(ends, 2) == PASSING * 101 and _passing(ends, 2, written=True) == PASSING * 101 + 4
+    assert _passing([100, 100], 2) == PASSING * 200 and _passing([], 2) == 0
 
 
 def test_a_stream_is_larger_than_heads_and_members_are_solved_in_pairs(tmp_path: Path) -> None:
