@@ -42,7 +42,7 @@ format: $(INSTALLED)
 # Results as JSON in build/bench. The last two need 4 GB on disk for a while.
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks
-	$(BIN)/python -m benchmarks.full
+	$(BIN)/python -m benchmarks.full --layers 2 --layers 4 --level full --level invertible
 	$(BIN)/python -m benchmarks.scaling
 	$(BIN)/python -m benchmarks.solvers
 	$(BIN)/python -m benchmarks.progressive --layers 2

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`full` matching of a synthetic Llama and a scrambled copy of it, disk to disk: processor seconds by part, and floor.
+"""Matching of a synthetic Llama and a scrambled copy of it, disk to disk: processor seconds by part, and floor.
 
-    python -m benchmarks.full [--row NAME]... [--layers N] [--vocabulary N] [--workers N] [--apart] [--keep] [--count]
+    python -m benchmarks.full [--row NAME]... [--layers N]... [--level LEVEL]... [--vocabulary N] [--workers N]
+                              [--apart] [--keep] [--count]
 
 Weights are random and stored in bfloat16, the copy is made by examples/scramble.py, which shares no code with onebasin.
 Matching runs in a process of its own with one thread for every worker, and its parts are timed by the thread that runs
@@ -28,6 +29,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import wraps
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 from unittest.mock import patch
@@ -40,7 +42,7 @@ from transformers import LlamaConfig
 
 import onebasin
 from examples.scramble import scramble
-from onebasin.engine import peak_memory
+from onebasin.engine import peak_memory, threads
 from onebasin.jobs import aligning, writing
 from onebasin.jobs import match as matching
 from onebasin.matching import coordinate_descent as descent
@@ -80,7 +82,7 @@ ROWS = {
     "1024": Shape(1024, 2816, 16, 4, 4096),
     "2048": Shape(2048, 5632, 32, 4, 8192),
     "4096": Shape(4096, 11008, 32, 32, 8192, rare=True),
-    "4096, grouped": Shape(4096, 14336, 32, 8, 8192, rare=True),
+    "4096, grouped": Shape(4096, 14336, 32, 8, 128256, rare=True),
     "135M": Shape(576, 1536, 9, 3, 49152, 30, rare=True),
     "1.1B": Shape(2048, 5632, 32, 4, 32000, 22, rare=True),
     "7B": Shape(4096, 11008, 32, 32, 32000, 32, rare=True),
@@ -111,7 +113,8 @@ def main(
     row: Annotated[
         list[str] | None, typer.Option(help=f"one of {', '.join(ROWS)} (default: all but rare ones)")
     ] = None,
-    layers: Annotated[int, typer.Option(help="instead of the row's (0: as it says)", min=0)] = 0,
+    layers: Annotated[list[int] | None, typer.Option(help="instead of the row's; each is run", min=1)] = None,
+    level: Annotated[list[str] | None, typer.Option(help="full (the default) or invertible; each is run")] = None,
     vocabulary: Annotated[int, typer.Option(help="instead of the row's (0: as it says)", min=0)] = 0,
     workers: Annotated[int, typer.Option(help="of matching", min=1)] = 1,
     apart: Annotated[bool, typer.Option(help="two models that have nothing in common")] = False,
@@ -120,12 +123,13 @@ def main(
     count: Annotated[bool, typer.Option(help="only count what is multiplied and read, with so many sweeps")] = False,
     place: Annotated[Path, typer.Option("--folder", help="where the models are made")] = Path("build/bench/full"),
 ) -> None:
-    """Match synthetic Llamas at `full`: processor seconds by part, beside the floor."""
+    """Match synthetic Llamas at `full` or `invertible`: processor seconds by part, beside the floor."""
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as the command line does
     results = []
-    for name in row or [name for name, shape in ROWS.items() if not shape.rare]:
+    names = row or [name for name, shape in ROWS.items() if not shape.rare]
+    for name, depth in product(names, layers or [0]):
         shape = ROWS[name]
-        shape = replace(shape, layers=layers or shape.layers, vocabulary=vocabulary or shape.vocabulary)
+        shape = replace(shape, layers=depth or shape.layers, vocabulary=vocabulary or shape.vocabulary)
         if count:
             print(counts(name, shape, apart, sweeps))
             continue
@@ -135,8 +139,9 @@ def main(
             make(pair[0], shape, 0)
         if not pair[1].is_dir():
             make(pair[1], shape, 1) if apart else scramble(*pair)
-        results.append(run(name, shape, pair, room / "out", workers, apart, sweeps))
-        print(table(results[-1]), flush=True)
+        for each in level or ["full"]:
+            results.append(run(name, shape, each, pair, room / "out", workers, apart, sweeps))
+            print(table(results[-1]), flush=True)
         if not keep:
             shutil.rmtree(room)
     if count:
@@ -174,26 +179,28 @@ def make(place: Path, shape: Shape, seed: int) -> None:
     save_file(made, place / "model.safetensors", metadata={"format": "pt"})
 
 
-def run(name: str, shape: Shape, pair: list[Path], out: Path, workers: int, apart: bool, sweeps: int) -> dict[str, Any]:
+def run(
+    name: str, shape: Shape, level: str, pair: list[Path], out: Path, workers: int, apart: bool, sweeps: int
+) -> dict[str, Any]:
     """Match in a process of its own, and count the floor."""
     told = out.with_name("told.json")
     for old in (out, out.with_name(f"{out.name}-anchor")):
         shutil.rmtree(old, ignore_errors=True)
-    given = [str(pair[1]), str(pair[0]), str(told), str(workers), str(sweeps)]
+    given = [str(pair[1]), str(pair[0]), str(told), level, str(workers), str(sweeps)]
     whole = measured([sys.executable, "-c", "from benchmarks.full import job; job()", *given], out)
     found = json.loads(told.read_text("utf-8"))
     relative = onebasin.distance(out, out.with_name(f"{out.name}-anchor")).relative
-    foretold = PROGRAM + onebasin.check(*pair, workers=workers)["memory"]["full"][apart]
+    foretold = PROGRAM + onebasin.check(*pair, workers=workers)["memory"][level][apart]
     return {
-        "row": name, **asdict(shape), "apart": apart, "workers": workers, "relative": relative, "foretold": foretold,
-        **whole, **found, **floor_of(shape, apart, found),
+        "row": name, **asdict(shape), "level": level, "apart": apart, "workers": workers, "relative": relative,
+        "foretold": foretold, **whole, **found, **floor_of(shape, apart, found),
     }  # fmt: skip
 
 
 def job() -> None:
     """Match, parts timed by the thread that runs them; `told` gets the seconds before, in and after the sweeps."""
     torch.set_num_threads(1)
-    source, anchor, told, workers, sweeps, out = sys.argv[1:]
+    source, anchor, told, level, workers, sweeps, out = sys.argv[1:]
     seconds: dict[str, dict[str, float]] = {when: defaultdict(float) for when in ("before", "sweeps", "after")}
     when, mine, lock = ["before"], threading.local(), threading.Lock()
 
@@ -231,7 +238,7 @@ def job() -> None:
                 stack.enter_context(patch.object(place, name, timed(part, getattr(place, name))))
         stack.enter_context(patch.object(descent.CoordinateDescent, "_sweep", phased))
         found = onebasin.match(
-            source, anchor, out, symmetry="full", workers=int(workers), max_sweeps=int(sweeps), overwrite=True
+            source, anchor, out, symmetry=level, workers=int(workers), max_sweeps=int(sweeps), overwrite=True
         )
     ends = {"before": found["distance_before"], "after": found["distance_after"]}
     facts = {"peak": peak_memory(), "seconds_of": seconds, "sweeps": len(objective) - 1, "objective": objective, **ends}
@@ -263,13 +270,13 @@ def counts(name: str, shape: Shape, apart: bool, sweeps: int) -> str:
 
 def floor_of(shape: Shape, apart: bool, found: dict[str, Any]) -> dict[str, Any]:
     """Seconds that a sweep and the whole job cannot undercut, by part."""
-    machine, d = floors.measure(time.process_time, (1024, 2048)), shape.width
+    d = shape.width
+    with threads(1):  # beside other programs, threads that wait for each other count too
+        machine = floors.measure(time.process_time, (1024, 2048))
+        svd = floors.timed(lambda: torch.linalg.svd(torch.randn(d, d)), time.process_time)[0]
     counted = {part: flop / machine.gemm for part, flop in products(shape, apart).items()}
-    sweep = {
-        "reading": 2 * 6 * shape.numbers / machine.copy,  # 2 bytes read, 4 written
-        **counted,
-        "polar factor": floors.timed(lambda: torch.linalg.svd(torch.randn(d, d)), time.process_time)[0],
-    }
+    reading = 2 * 6 * shape.numbers / machine.copy  # 2 bytes read, 4 written
+    sweep = {"reading": reading, **counted, "polar factor": svd}
     solvers = {part: found["seconds_of"]["sweeps"].get(part, 0.0) / found["sweeps"] for part in SOLVERS}
     both = {**sweep, **solvers}
     start = 2 * d * 2 * shape.vocabulary * d / machine.gemm + sweep["polar factor"]
@@ -281,7 +288,8 @@ def table(result: dict[str, Any]) -> str:
     """One row as text."""
     before, sweeps, after = (result["seconds_of"][when] for when in ("before", "sweeps", "after"))
     count, floor = result["sweeps"], result["floor_of_sweep"]
-    head = (f"{result['row']}: {result['layers']} x {result['width']} / {result['neurons']}, {count} sweeps, "
+    head = (f"{result['row']}, {result['level']}: {result['layers']} x {result['width']} / {result['neurons']}, "
+            f"{count} sweeps, "
             f"{result['cpu']:.1f} CPU s (floor {result['floor']:.1f}), {result['peak'] / 1e9:.2f} GB (foretold "
             f"{result['foretold'] / 1e9:.2f}), relative distance {result['relative']:.2g}, "
             f"GEMM {result['gemm'] / 1e9:.0f} GFLOP/s")  # fmt: skip
