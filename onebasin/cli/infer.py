@@ -14,7 +14,7 @@ from . import common as c
 def infer(
     model: Annotated[
         str,
-        typer.Argument(metavar="MODEL", help="A model (a folder or a hub id), or a model type of transformers."),
+        typer.Argument(metavar="MODEL", help="A model (a folder or a hub id), or a type or class of transformers."),
     ],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the table there, for --family FILE.")
@@ -27,13 +27,18 @@ def infer(
 
     from onebasin.models import Folder, ModelError
     from onebasin.running import inference
+    from onebasin.running.classes import neither_folder_nor_type, type_of_class
 
     if output is not None and output.exists() and not overwrite:
         raise ModelError(f"'{output}' exists; give another name, or --overwrite")
-    if model in CONFIG_MAPPING and not Path(model).is_dir():
-        found = inference.infer(model)
-    else:
+    if "/" in model or Path(model).exists():
         found = inference.of_config(Folder(model).raw_config)
+    elif model in CONFIG_MAPPING:
+        found = inference.infer(model)
+    elif kind := type_of_class(model):
+        found = inference.infer(kind, model)
+    else:
+        raise ModelError(neither_folder_nor_type(model))
     if output is not None:
         output.write_text(found.text, "utf-8")
     if json:

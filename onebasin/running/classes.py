@@ -8,11 +8,14 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
+from difflib import get_close_matches
 from functools import cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
+from torch import nn
 from transformers import CONFIG_MAPPING, AutoModel, PretrainedConfig
 
 from onebasin.models.errors import ModelError
@@ -48,16 +51,51 @@ def class_of(folder: Folder) -> Any:
 def class_for(config: PretrainedConfig, names: Collection[str] = ()) -> Any:
     """Return the class that runs a model: the one named in its config, else the one whose tensors are most nearly
     called `names`, else that of the bare model."""
-    from transformers import PreTrainedModel
-
     stated = getattr(config, "architectures", None) or [""]
-    found = getattr(transformers, str(stated[0]), None)
-    if isinstance(found, type) and issubclass(found, PreTrainedModel):
+    if found := exported(stated[0]):
         return found
     classes = _classes(type(config))
     if names and classes:
         return min(classes, key=lambda cls: _unlike(cls, config, names))
     return classes[0] if classes else AutoModel
+
+
+def exported(name: object) -> type[PreTrainedModel] | None:
+    """Return the model class of this name that transformers exports, if there is one."""
+    from transformers import PreTrainedModel
+
+    found = getattr(transformers, name, None) if isinstance(name, str) else None
+    return found if isinstance(found, type) and issubclass(found, PreTrainedModel) else None
+
+
+def type_of_class(name: str) -> str | None:
+    """Return the model type whose configuration the class of this name takes, if both are known to transformers."""
+    kind = getattr(getattr(exported(name), "config_class", None), "model_type", None)
+    return kind if kind in CONFIG_MAPPING else None
+
+
+def neither_folder_nor_type(name: str) -> str:
+    """Return the message for a name that is neither: it has the type of a class, or else the types named most alike."""
+    of_class = type_of_class(name)
+    near = [of_class] if of_class else get_close_matches(name.lower(), list(CONFIG_MAPPING), n=3, cutoff=0.4)
+    hint = f"; nearest types: {', '.join(near)}" if near else ""
+    return f"'{name}' is neither a model folder nor a model type of transformers{hint}"
+
+
+def unregistered(config: PretrainedConfig) -> list[str]:
+    """Return the names of the classes for a configuration that transformers has in the module beside it but does not
+    register, such as the towers of multimodal models. A class comes before those that are defined above it, which it
+    may contain."""
+    from transformers import PreTrainedModel
+
+    kind = type(config)
+    try:
+        module = import_module(kind.__module__.replace(".configuration_", ".modeling_"))
+    except ImportError:  # there is none, or it needs a package that is missing
+        return []
+    own = [each for each in vars(module).values() if isinstance(each, type) and each.__module__ == module.__name__]
+    return [each.__name__ for each in reversed(own) if issubclass(each, PreTrainedModel)
+            and each.config_class is kind and each.forward is not nn.Module.forward]  # fmt: skip
 
 
 def _classes(kind: type[PretrainedConfig]) -> list[Any]:

@@ -27,7 +27,7 @@ from transformers.models.auto import modeling_auto
 from onebasin.models import ModelError
 from onebasin.models.errors import one_line
 
-from .classes import quietly, seeded, without_memory
+from .classes import quietly, seeded, unregistered, without_memory
 from .configuration import configs, default_config, kind_of_number, settings
 from .expert_layout import one_by_one
 from .float64 import OnlyFloat64
@@ -78,7 +78,8 @@ def build(
 
     Args:
         config: A configuration, or a model type.
-        cls: The class, or its name (default: the one in the configuration, else the first of `classes`).
+        cls: The class, or its name (default: the one in the configuration, else the first of `classes`, else of
+            `unregistered`).
         seed: Of parameters and inputs.
         scale: Its size (default: the smallest at which it runs).
         layers: The least number of layers, unless `scale` is given.
@@ -89,9 +90,10 @@ def build(
     """
     whole = default_config(config) if isinstance(config, str) else config
     stated = cls or next(iter(getattr(whole, "architectures", None) or ()), None)
-    known = [stated] if stated else classes(whole.model_type)
+    known = [stated] if stated else classes(whole.model_type) or unregistered(whole)
     if not known:
-        raise ModelError(f"transformers has no model class for '{whole.model_type}'")
+        raise ModelError(f"transformers has no model class for '{whole.model_type}', neither registered nor in its "
+                         "module")  # fmt: skip
     reasons: list[str] = []
     for each in (known[0], *known[-1:0:-1]):
         scales = [scale] if scale else [replace(each, layers=layers) for each in _scales(whole)]

@@ -21,7 +21,7 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from onebasin.families import UnknownFamily, named_table, table_for, tables
 from onebasin.models import Folder, ModelError
-from onebasin.running.classes import quietly
+from onebasin.running.classes import neither_folder_nor_type, quietly
 from onebasin.running.configuration import default_config
 from onebasin.running.inference import of_config
 from onebasin.running.shrinking import Scale
@@ -68,7 +68,7 @@ def audit(target: str | Path, *, family: str | None = None, seed: int = 0, **set
     name = str(target)
     kind = tables()[name].types[0] if name in tables() else name
     if kind not in CONFIG_MAPPING:
-        raise ValueError(f"'{name}' is not a model folder, a family or a model type; families: {', '.join(tables())}")
+        raise ValueError(neither_folder_nor_type(name))
     try:
         table_for(kind) if family is None else named_table(family)
     except UnknownFamily:

@@ -52,7 +52,8 @@ def test_a_small_model(ask: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("lama",), "'lama' is not a model folder, a family or a model type"),
+        (("lama",), "'lama' is neither a model folder nor a model type of transformers; nearest types: llama"),
+        (("BertModel",), "nearest types: bert"),
         (("bert", "--set", "hidden_size"), "write NAME=VALUE"),
         (("bert", "--set", "hidden_size=7"), "cannot be built"),
         (("bert", "--set", "hidden_size=64"), "at most 7,000"),

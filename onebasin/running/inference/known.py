@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import CONFIG_MAPPING, PreTrainedModel
+from transformers import CONFIG_MAPPING
 
 from onebasin.engine import Cache
 from onebasin.models import ModelError
+from onebasin.running.classes import exported
 from onebasin.symmetry import Table, TableError
 
 from .search import Inferred, infer
@@ -30,15 +31,9 @@ def of_config(config: Mapping[str, Any]) -> Inferred:
         ModelError: transformers does not know the type, or no exact table was found; the first reason is named.
     """
     stated = config.get("architectures")
-    named = next(filter(_is_class, stated if isinstance(stated, list) else ()), "")
+    named = next(filter(exported, stated if isinstance(stated, list) else ()), "")
     seen = {key: value for key, value in config.items() if key not in UNSEEN}
     return _of_config(json.dumps([named, seen], sort_keys=True))
-
-
-def _is_class(name: object) -> bool:
-    """Whether transformers has a model class of this name."""
-    found = getattr(transformers, name, None) if isinstance(name, str) else None
-    return isinstance(found, type) and issubclass(found, PreTrainedModel)
 
 
 @cache
