@@ -32,7 +32,9 @@ def infer(
     if output is not None and output.exists() and not overwrite:
         raise ModelError(f"'{output}' exists; give another name, or --overwrite")
     if "/" in model or Path(model).exists():
-        found = inference.of_config(Folder(model).raw_config)
+        folder = Folder(model)
+        found = inference.of_config(folder.raw_config)
+        c.print_notes({"notes": folder.notes}, quiet=False)
     elif model in CONFIG_MAPPING:
         found = inference.infer(model)
     elif kind := type_of_class(model):

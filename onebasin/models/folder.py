@@ -98,10 +98,27 @@ class Folder:
     def raw_config(self) -> dict[str, Any]:
         """The contents of config.json, with a `model_type` where it has none, as in old models."""
         if "model_type" in self._stated:
+            self._say_if_replaced()
             return self._stated
         kind = self._kind_of_old()
         self.notes.append(f"'{self.folder / 'config.json'}' names no model_type: it is '{kind}' by its tensors' names")
         return {**self._stated, "model_type": kind}
+
+    def _say_if_replaced(self) -> None:
+        """Note that transformers lacks the class named in the config, so that another one of its type stands in for it.
+
+        Raises:
+            ModelError: The folder has code of its own for that class, and no table was chosen for it.
+        """
+        stated, kind = self._stated, self._stated["model_type"]
+        named, code = stated.get("architectures") or [], stated.get("auto_map")
+        if kind not in CONFIG_MAPPING or not named or not {*named}.isdisjoint(dir(transformers)):
+            return
+        lacking = f"'{self.folder / 'config.json'}' names the class '{named[0]}', which transformers does not have"
+        if self._family is None and isinstance(code, dict) and any(auto.startswith("AutoModel") for auto in code):
+            raise ModelError(f"{lacking}, and code of its own for it (auto_map), which is never run; choose a table "
+                             f"with --family, or remove both if the model is a plain '{kind}'")  # fmt: skip
+        self.notes.append(f"{lacking}: a class of the type '{kind}' stands in for it")
 
     def _kind_of_old(self) -> str:
         """Return the model type whose table fits these tensors and the sizes in the config.

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,3 +37,15 @@ def test_a_tower_without_a_registered_class_is_found_beside_its_configuration(as
     assert unregistered(CONFIG_MAPPING["llama4_vision_model"]())[0] == "Llama4VisionModel"
     found = ask("infer", "siglip_text_model")
     assert found["departure"] < 1e-9 and "token_embedding.weight" in found["table"]
+
+
+def test_a_class_that_transformers_lacks_is_not_replaced_without_a_word(run: Any, refused: Any, tmp_path: Path) -> None:
+    config = {"model_type": "granite", "architectures": ["MyModel"], "hidden_size": 64, "num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    said = "names the class 'MyModel', which transformers does not have"
+    assert f"{said}: a class of the type 'granite' stands in for it" in run("infer", tmp_path).stderr
+    known = {**config, "architectures": ["GraniteModel"], "auto_map": {"AutoModel": "mine.MyModel"}}
+    (tmp_path / "config.json").write_text(json.dumps(known))
+    assert "stands in" not in run("infer", tmp_path).stderr
+    (tmp_path / "config.json").write_text(json.dumps({**config, "auto_map": {"AutoModel": "mine.MyModel"}}))
+    assert f"{said}, and code of its own for it (auto_map), which is never run" in refused("infer", tmp_path)

@@ -359,7 +359,8 @@ def test_no_code_from_a_folder_is_run(make, tmp_path: Path) -> None:
     edit_config(folder, auto_map={**names, "AutoModelForSequenceClassification": "modeling_evil.Evil"})
     assert compare(folder, folder).same
     edit_config(folder, architectures=["Evil"])
-    assert compare(folder, make(name="whole")).same  # in the library's class that has these tensors
+    with pytest.raises(ModelError, match=r"code of its own for it .*, which is never run"):
+        compare(folder, make(name="whole"))
     edit_config(folder, model_type="evil")
     with pytest.raises(ModelError):
         compare(folder, folder)
