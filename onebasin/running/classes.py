@@ -11,6 +11,8 @@ from copy import deepcopy
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
+from pathlib import Path
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +20,7 @@ import transformers
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoModel, PretrainedConfig
 
-from onebasin.models.errors import ModelError
+from onebasin.models.errors import ModelError, one_line
 from onebasin.models.folder import Folder
 
 if TYPE_CHECKING:
@@ -96,6 +98,17 @@ def unregistered(config: PretrainedConfig) -> list[str]:
     own = [each for each in vars(module).values() if isinstance(each, type) and each.__module__ == module.__name__]
     return [each.__name__ for each in reversed(own) if issubclass(each, PreTrainedModel)
             and each.config_class is kind and each.forward is not nn.Module.forward]  # fmt: skip
+
+
+def told(error: Exception) -> str:
+    """Return an error's message in one line, with the last place in the code of transformers that led to it."""
+    place = ""
+    for frame, number in walk_tb(error.__traceback__):
+        file, owner = Path(frame.f_code.co_filename), frame.f_locals.get("self")
+        if "transformers" in file.parts:
+            method = f"{type(owner).__name__}." if owner is not None else ""
+            place = f" in {method}{frame.f_code.co_name} ({file.name}, line {number})"
+    return one_line(error) + place
 
 
 def _classes(kind: type[PretrainedConfig]) -> list[Any]:

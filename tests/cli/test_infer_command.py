@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +50,8 @@ def test_a_class_that_transformers_lacks_is_not_replaced_without_a_word(run: Any
     assert "stands in" not in run("infer", tmp_path).stderr
     (tmp_path / "config.json").write_text(json.dumps({**config, "auto_map": {"AutoModel": "mine.MyModel"}}))
     assert f"{said}, and code of its own for it (auto_map), which is never run" in refused("infer", tmp_path)
+
+
+def test_a_class_that_does_not_run_is_named_with_the_place_where_it_fails(refused: Any) -> None:
+    place = r"Chameleon\w+: \w+Error: .* in \w+\.\w+ \(modeling_chameleon\.py, line \d+\)"
+    assert re.search(f"no tiny 'chameleon' runs: {place}", refused("infer", "chameleon"))
