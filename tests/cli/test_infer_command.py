@@ -12,6 +12,7 @@ import pytest
 from transformers import CONFIG_MAPPING
 
 from onebasin.running.classes import type_of_class, unregistered
+from onebasin.symmetry import read_table
 
 
 @pytest.mark.parametrize(
@@ -55,3 +56,9 @@ def test_a_class_that_transformers_lacks_is_not_replaced_without_a_word(run: Any
 def test_a_class_that_does_not_run_is_named_with_the_place_where_it_fails(refused: Any) -> None:
     place = r"Chameleon\w+: \w+Error: .* in \w+\.\w+ \(modeling_chameleon\.py, line \d+\)"
     assert re.search(f"no tiny 'chameleon' runs: {place}", refused("infer", "chameleon"))
+
+
+def test_a_table_says_which_operation_fixed_a_space(ask: Any) -> None:
+    table = ask("infer", "fnet")["table"]
+    assert re.search(r"(?m)^    \w+ fixed  # fixed by token ids$", table)
+    assert read_table(table, "printed") == read_table(re.sub(" *#.*", "", table), "printed")

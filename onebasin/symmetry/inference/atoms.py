@@ -174,8 +174,8 @@ def restrict(axis: Axis, moves: frozenset[str], why: str, *, norm: bool = False)
         if leaf.atom.evens is not None:
             restrict(leaf.atom.evens, _across(moves), why, norm=norm)
             continue
-        if leaf.moves - moves:
-            leaf.atom.why.append(why)
+        if leaf.moves - moves:  # first comes what left nothing, if anything did
+            leaf.atom.why.insert(len(leaf.atom.why) if leaf.moves & moves else 0, why)
         if norm:
             leaf.atom.normed &= moves
         else:
@@ -223,7 +223,7 @@ def link(a: Axis, b: Axis, why: str) -> None:
         write([b])
     if not b.atom.parts:
         if a.moves != b.moves:
-            b.atom.why += a.atom.why
+            b.atom.why = b.atom.why + a.atom.why if a.moves else a.atom.why + b.atom.why
         b.atom.own &= a.atom.own
         b.atom.normed &= a.atom.normed
         b.atom.data = a.atom.data or b.atom.data

@@ -32,10 +32,16 @@ def declarations(draft: Draft, list_of: ListOf) -> Iterator[str]:
             properties = [*properties, "post-norm"]
         after = [place.part, *([f"per {', '.join(per)}"] if per else []), *properties]
         declared = _declared(draft, place)
-        yield " ".join([place.name, declared, *after])
+        yield " ".join([place.name, declared, *after]).rstrip() + _cost(place)
         for kind, asked in _in_some_layers(draft, place, declared, homes, list_of):
             yield " ".join([place.name, kind, *after, f"; when {asked}"])
     yield from (f"{name} fixed{' per layer' if layer else ''}" for name, layer in draft.kept)
+
+
+def _cost(place: Place) -> str:
+    """Return a comment on a fixed space: the operation that fixed it, of the first of its axes that was."""
+    why = [axis.top.atom.why[0] for axis in place.atoms if not axis.moves and axis.top.atom.why]
+    return f"  # fixed by {why[0]}" if kind_of(place.moves) == "fixed" and why else ""
 
 
 def _in_some_layers(
