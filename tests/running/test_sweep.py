@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from onebasin.models import ModelError
+from onebasin.running import inference
+
 families = pytest.importorskip("benchmarks.families")
 
 
@@ -26,3 +29,11 @@ def test_a_type_is_stopped_by_its_computing_not_by_the_clock(monkeypatch: pytest
     assert families.tried("", computing, 1)["reason"] == "took over 1 s of computing"
     monkeypatch.setattr(families, "WALL", 1)
     assert families.tried("60", waiting)["reason"] == "took over 1 s by the clock"
+
+
+def test_a_type_with_a_table_is_exact_only_if_that_is_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(kind: str) -> None:
+        raise ModelError(f"no tiny '{kind}' runs")
+
+    monkeypatch.setattr(inference, "infer", refuse)
+    assert families.one("llama") == {"source": "table", "exact": False, "reason": "no tiny 'llama' runs"}
