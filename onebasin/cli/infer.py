@@ -10,6 +10,11 @@ import typer
 
 from . import common as c
 
+READING = """\
+# Each tensor is listed with the spaces of its axes, and each space with the maps that may act on it ('fixed': none).
+# The notation is described in docs/notation.md of onebasin. Use the table with --family FILE.
+"""
+
 
 def infer(
     model: Annotated[
@@ -42,12 +47,12 @@ def infer(
     else:
         raise ModelError(neither_folder_nor_type(model))
     if output is not None:
-        output.write_text(found.text, "utf-8")
+        output.write_text(READING + found.text, "utf-8")
     if json:
         c.print_json({"model": model, **found.facts, "table": found.text})
         return
     if output is None:
-        print(found.text)
+        print(READING + found.text)
     summary = f"exact: random elements change the outputs of tiny twins by {found.departure:.1e}; "
     summary += f"{100 * found.free:.0f} % of its matrices can move"
     if found.unknown:

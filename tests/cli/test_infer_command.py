@@ -29,7 +29,8 @@ def test_what_is_no_model_is_refused(refused: Any, name: str, sentence: str) -> 
     assert sentence in refused("infer", name)
 
 
-def test_a_class_is_inferred_by_its_name(ask: Any) -> None:
+def test_a_class_is_inferred_by_its_name(ask: Any, run: Any) -> None:
+    assert run("infer", "GraniteForCausalLM").stdout.startswith("# Each tensor is listed with the spaces of its axes")
     assert "types granite" in ask("infer", "GraniteForCausalLM")["table"]
     assert type_of_class("Granite") is None and type_of_class("load_tf_weights") is None
 
