@@ -46,7 +46,8 @@ AUDITS: dict[str, dict[str, Any]] = {
 # of pixio several class tokens, of mlcd turns by a parameter, of mra a matrix whose input is zero, of persimmon
 # LayerNorms of queries and keys that turn, of siglip_vision_model a probe that asks for all images; of nanochat pairs
 # that turn under a norm, of fnet a last layer unlike the others; of siglip2 positions in an image of any shape, of
-# mistral3 a norm whose vectors are read four at a time, and a tower that needs more inputs than a text, of dinov3_vit
+# mistral3 a norm whose vectors are read four at a time, and a tower that needs more inputs than a text, of
+# vision-text-dual-encoder vectors divided by their length, of dinov3_vit
 # turns by angles that two patches in a row do not tell apart, of sam_vision_model windows whose places are
 # parameters, distances that queries read, and a last sum that LayerNorms and a narrower matrix read; of eomt norms
 # after convolutions of each channel, and one by whose output a matrix multiplies.
@@ -55,7 +56,8 @@ INFERRED = ["apertus", "recurrent_gemma", "nanochat", "fnet", "granite", "glm4",
             "chinese_clip_vision_model", "yoso", "esm",
             "pixio", "mlcd_vision_model", "mra", "persimmon", "siglip_vision_model", "siglip2",
             "dinov3_vit"]  # fmt: skip
-SLOW = ["mistral3", "sam_vision_model", "eomt", "minicpmv4_7_vision", "exaone4_5_vision"]
+SLOW = ["mistral3", "sam_vision_model", "eomt", "minicpmv4_7_vision", "exaone4_5_vision",
+        "vision-text-dual-encoder"]  # fmt: skip
 DAY = date.today().toordinal()
 TODAY = [*INFERRED[DAY % 6 :: 6], SLOW[DAY % len(SLOW)]]  # a sixth of them, and a slow one
 

@@ -89,15 +89,15 @@ def _by_channel(signature: Signature) -> list[Leaf]:
 
 
 def _lengths(signature: Signature, role: str) -> Iterator[tuple[Leaf, tuple[str, ...]]]:
-    """Yield the spaces of heads, or of a table's rows, whose vectors may be divided by their length (no table says so),
-    each with the spaces that number these vectors."""
+    """Yield the spaces of heads, of a table's rows, or of what a matrix writes, whose vectors may be divided by their
+    length (no table says so), each with the spaces that number these vectors."""
     entry = signature.tensors[role]
     table = len(entry.axes) == 2 and all(isinstance(axis, Leaf) and not axis.dual for axis in entry.axes)
     rows = tuple(axis.space for axis in entry.axes[:1] if isinstance(axis, Leaf) and table)
     written = set(leaves_of(entry.axes[0]))  # queries and keys by themselves, unlike values, whose readers shrink
     for leaf, outer in nesting(entry.axes):
         kind = "" if leaf.constant or entry.norm else signature.spaces[leaf.space].kind
-        if kind == "orthogonal" or (kind == "fixed" and outer and leaf in written):
+        if kind == "orthogonal" or (kind == "fixed" and leaf in written and (outer or not table)):
             yield leaf, outer or rows
 
 
