@@ -163,12 +163,13 @@ def match(
                 result["adapter_output"] = str(followed)
         if isinstance(second, Canonical) and (output is not None or anchor_output):
             result["anchor_output"] = str(anchored)
+        made = MatchResult(result, ModelAlignment.of(found.alignment, source, first, opt.family, opt.dtype))
         if output is None:
-            result["model"] = pretrained(target)
+            made.hold(target)
             if isinstance(second, Canonical):
-                result["anchor_model"] = pretrained(anchored)
-    result["seconds"], result["peak_memory"] = round(time.perf_counter() - started, 3), peak_memory()
-    return MatchResult(result, ModelAlignment.of(found.alignment, source, first, opt.family, opt.dtype))
+                made["anchor_model"] = pretrained(anchored)
+    made["seconds"], made["peak_memory"] = round(time.perf_counter() - started, 3), peak_memory()
+    return made
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from onebasin.models import Model, Rewritten, Target, numel, of_one_width, write
 from onebasin.models.kinship import APART, Kinship, kinship
 from onebasin.models.outputs import Output, model_folder
 from onebasin.models.weight_files import clearly
-from onebasin.running import pretrained
 from onebasin.running.trace import Batch
 from onebasin.settings import Factor, OutputSettings, Temperature, checked, duration, refuse_left, refuses_unknown, take
 from onebasin.symmetry import LEVELS
@@ -206,10 +205,11 @@ def merge(
                     text = report_on(target.name, result, folders, frame, chosen.aligned.found)
                     placing.file(page, replaces(page)).write_text(text, "utf-8")
                 result["report"] = str(page)
+        made = MergeResult(result, alignments_of(models, frame, chosen.aligned.found, opt))
         if output is None:
-            result["model"] = pretrained(target)
-    result["seconds"], result["peak_memory"] = round(time.perf_counter() - started, 3), peak_memory()
-    return MergeResult(result, alignments_of(models, frame, chosen.aligned.found, opt))
+            made.hold(target)
+    made["seconds"], made["peak_memory"] = round(time.perf_counter() - started, 3), peak_memory()
+    return made
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from onebasin.models import Folder, Target, provenance, write_into
 from onebasin.models.card import front_matter, paths_of
 from onebasin.models.outputs import Output, model_folder
 from onebasin.models.published import block, code, prose, public_name, without_paths
-from onebasin.running import pretrained
 from onebasin.settings import refuses_unknown, take
 
 from .folders import opened, refuse_places, together, workplace
@@ -110,10 +109,11 @@ def refine(
             facts = provenance(given, command=command or CALL, options=given_options, result=result)
             (folder / "onebasin.json").write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
             (folder / "README.md").write_text(_card(target.name, starts[0], masters, result, command), "utf-8")
+        made = Result(result)
         if output is None:
-            result["model"] = pretrained(target)
-    result["seconds"] = round(time.perf_counter() - started, 3)
-    return Result(result)
+            made.hold(target)
+    made["seconds"] = round(time.perf_counter() - started, 3)
+    return made
 
 
 def _progress(tell: Tell | None, what: str, hint: str) -> Callable[[str, float], None] | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onebasin.models import ModelError
+from onebasin.models.companions import companions
 from onebasin.models.fetching import upload
 from onebasin.running import pretrained
 
@@ -31,6 +32,7 @@ class Result(dict[str, Any]):
     notes: list[str]
     seconds: float
     _loaded: PreTrainedModel | None = None
+    _beside: Sequence[tuple[Path, bytes]] = ()  # the files that belong beside the weights of a model in memory
 
     if not TYPE_CHECKING:  # which knows the facts that the classes name
 
@@ -54,8 +56,13 @@ class Result(dict[str, Any]):
             self._loaded = pretrained(self["output"])
         return self._loaded
 
+    def hold(self, folder: Path) -> None:
+        """Keep the model of a folder in memory, with the files beside its weights: the folder will be removed."""
+        self["model"] = pretrained(folder)
+        self._beside = [(path.relative_to(folder), path.read_bytes()) for path in companions(folder)]
+
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write the model to another folder: a copy of the output, or only the model if there is no output.
+        """Write the model to another folder, with its tokenizer and all else that belongs to it.
 
         Args:
             folder: a folder that does not exist, or is empty.
@@ -68,6 +75,9 @@ class Result(dict[str, Any]):
             raise ModelError(f"'{folder}' exists already; name another folder")
         if self.output is None:
             self.model.save_pretrained(place)
+            for path, content in self._beside:
+                (place / path.parent).mkdir(exist_ok=True)
+                (place / path).write_bytes(content)
         else:
             shutil.copytree(self.output, place, dirs_exist_ok=True)
 

@@ -60,6 +60,23 @@ def test_a_result_is_the_facts_and_the_model(tmp_path: Path) -> None:
         held.save_pretrained(tmp_path / "out")
 
 
+def test_a_model_in_memory_is_saved_with_all_that_its_folder_would_hold(tmp_path: Path) -> None:
+    """Else the first merge of the docs makes a folder that no tokenizer, processor or SentenceTransformer can read."""
+    a, b = folder(tmp_path / "a"), folder(tmp_path / "b", seed=1)
+    beside = {"tokenizer.json", "preprocessor_config.json", "generation_config.json", "modules.json",
+              "1_Pooling/config.json"}  # fmt: skip
+    for name in beside:
+        for model_of in (a, b):
+            (model_of / name).parent.mkdir(exist_ok=True)
+            (model_of / name).write_text("{}")
+    (a / "code.py").write_text("")
+    for number, made in enumerate((onebasin.merge([a, b], match="none", verdict=False), onebasin.match(a, b))):
+        out = tmp_path / f"made-{number}"
+        made.save_pretrained(out)
+        written = {str(path.relative_to(out)) for path in out.rglob("*")}
+        assert beside <= written and "code.py" not in written
+
+
 def test_a_result_is_pushed_whether_it_was_written_or_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pushed: list[set[str]] = []
 
