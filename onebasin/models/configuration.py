@@ -65,3 +65,8 @@ def _filled(given: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
              if isinstance(value, dict) and isinstance(defaults.get(key), dict)
              and key.endswith("_config")}  # fmt: skip
     return {**defaults, **given, **inner}
+
+
+def built_in(model_type: str) -> bool:
+    """Return whether transformers has a model type by itself, not because a program has registered it."""
+    return model_type in CONFIG_MAPPING and CONFIG_MAPPING[model_type].__module__.startswith("transformers.")

@@ -18,7 +18,7 @@ from onebasin.families import named_table, table_of, tables
 from onebasin.symmetry import Signature, Table, resolve
 from onebasin.symmetry.tables.conditions import lookup
 
-from .configuration import completed, refuse_counts, refuse_kinds
+from .configuration import built_in, completed, refuse_counts, refuse_kinds
 from .errors import ModelError, one_line, read_json
 from .fetching import gguf, locate
 from .stored import PickleFile, SafeFile
@@ -112,7 +112,7 @@ class Folder:
         """
         stated, kind = self._stated, self._stated["model_type"]
         named, code = stated.get("architectures") or [], stated.get("auto_map")
-        if kind not in CONFIG_MAPPING or not named or not {*named}.isdisjoint(dir(transformers)):
+        if not built_in(kind) or not named or not {*named}.isdisjoint(dir(transformers)):
             return
         lacking = f"'{self.folder / 'config.json'}' names the class '{named[0]}', which transformers does not have"
         if self._family is None and isinstance(code, dict) and any(auto.startswith("AutoModel") for auto in code):

@@ -56,7 +56,7 @@ def class_for(config: PretrainedConfig, names: Collection[str] = ()) -> Any:
     stated = getattr(config, "architectures", None) or [""]
     if found := exported(stated[0]):
         return found
-    classes = _classes(type(config))
+    classes = classes_of(type(config))
     if names and classes:
         return min(classes, key=lambda cls: _unlike(cls, config, names))
     return classes[0] if classes else AutoModel
@@ -111,8 +111,9 @@ def told(error: Exception) -> str:
     return one_line(error) + place
 
 
-def _classes(kind: type[PretrainedConfig]) -> list[Any]:
-    """Return the classes that transformers registers for a model type: the bare model, then those with a head."""
+def classes_of(kind: type[PretrainedConfig]) -> list[Any]:
+    """Return the classes that transformers registers for a configuration, or a program with its Auto classes: the bare
+    model, then those with a head."""
     from transformers.models.auto import modeling_auto
 
     mappings = [value for name, value in vars(modeling_auto).items() if re.fullmatch("MODEL_FOR_.*_MAPPING", name)]

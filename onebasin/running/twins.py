@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import PretrainedConfig
+from transformers import CONFIG_MAPPING, PretrainedConfig
 from transformers.models.auto import modeling_auto
 
 from onebasin.models import ModelError
 
-from .classes import quietly, seeded, told, unregistered, without_memory
+from .classes import classes_of, quietly, seeded, told, unregistered, without_memory
 from .configuration import configs, default_config, kind_of_number, settings
 from .expert_layout import one_by_one
 from .float64 import OnlyFloat64
@@ -53,7 +53,8 @@ LAST = ("PRETRAINING", "IMAGE", "BACKBONE", "TEXT_ENCODING")
 
 
 def classes(model_type: str) -> list[str]:
-    """Return the names of all classes that the installed transformers has for a model type, the most suitable first."""
+    """Return the names of all classes that the installed transformers has for a model type, the most suitable first, or
+    of those that a program has registered for a type of its own."""
     names = [name for name in vars(modeling_auto) if re.fullmatch("MODEL_FOR_.*_MAPPING_NAMES", name)]
     first = [f"MODEL_FOR_{head}_MAPPING_NAMES" for head in HEADS]
     last = ["MODEL_MAPPING_NAMES", *(f"MODEL_FOR_{head}_MAPPING_NAMES" for head in LAST)]
@@ -62,6 +63,8 @@ def classes(model_type: str) -> list[str]:
     for name in order:
         entry = getattr(modeling_auto, name, {}).get(model_type, ())
         found += [entry] if isinstance(entry, str) else list(entry)
+    if not found and model_type in CONFIG_MAPPING:
+        found = [cls.__name__ for cls in reversed(classes_of(CONFIG_MAPPING[model_type]))]
     return list(dict.fromkeys(found))
 
 
@@ -122,6 +125,9 @@ def _class_of(config: PretrainedConfig, name: str) -> Any:
     """Return the class of a name, which its package may not export."""
     if hasattr(transformers, name):
         return getattr(transformers, name)
+    registered = {cls.__name__: cls for cls in classes_of(type(config))}
+    if name in registered:
+        return registered[name]
     return getattr(import_module(type(config).__module__.replace(".configuration_", ".modeling_")), name)
 
 

@@ -16,6 +16,7 @@ from transformers import CONFIG_MAPPING
 
 from onebasin.engine import Cache
 from onebasin.models import ModelError
+from onebasin.models.configuration import built_in
 from onebasin.running.classes import exported
 from onebasin.symmetry import Table, TableError
 
@@ -25,7 +26,8 @@ UNSEEN = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformer
 
 
 def of_config(config: Mapping[str, Any]) -> Inferred:
-    """Infer the table of a configuration, given as in config.json. It is cached with its proof for later commands.
+    """Infer the table of a configuration, given as in config.json. It is cached with its proof for later commands,
+    unless the type is none of those of transformers.
 
     Raises:
         ModelError: transformers does not know the type, or no exact table was found; the first reason is named.
@@ -42,10 +44,13 @@ def _of_config(unit: str) -> Inferred:
     kind = config["model_type"]
     if kind not in CONFIG_MAPPING:
         raise ModelError(f"transformers {transformers.__version__} does not know the model type '{kind}'")
+    whole = CONFIG_MAPPING[kind].from_dict(config)
+    if not built_in(kind):  # a program has registered it, and may change its class
+        return infer(whole, named or None)
     store = Cache(_code())
     if known := store.find(unit):
         return Inferred.of(**known)
-    found = infer(CONFIG_MAPPING[kind].from_dict(config), named or None)
+    found = infer(whole, named or None)
     store.put(unit, {"text": found.text, "facts": found.facts})
     return found
 
