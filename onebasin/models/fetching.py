@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import HfApi, constants, snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
@@ -103,6 +105,26 @@ def upload(folder: str | Path, repository: str) -> str:
     except Exception as error:  # the client's own errors, and those of whichever transport it uses
         raise ModelError(f"'{folder}' is written, but its upload to '{repository}' failed: {one_line(error)}") from None
     return str(address)
+
+
+# What transformers needs to read them in floating point: `dequantize()`, or this configuration at loading.
+LOADED_IN_FLOAT = {"fp8": "FineGrainedFP8Config", "mxfp4": "Mxfp4Config"}
+MADE_FLOAT = ("bitsandbytes", "higgs")
+
+
+def quantised(name: str, config: Mapping[str, Any]) -> str:
+    stated, classes = config["quantization_config"], config.get("architectures")
+    method = stated.get("quant_method", "bitsandbytes") if isinstance(stated, dict) else stated
+    cls = classes[0] if isinstance(classes, list) and classes else "AutoModel"
+    if method in MADE_FLOAT:
+        ending = ").dequantize().save_pretrained(FOLDER)"
+    elif method in LOADED_IN_FLOAT:  # the original format would be the quantised one
+        ending = (f", quantization_config=transformers.{LOADED_IN_FLOAT[method]}(dequantize=True))"
+                  ".save_pretrained(FOLDER, save_original_format=False)")  # fmt: skip
+    else:
+        return f"'{name}' is quantised ({method}); give the model in floating point that it was made from"
+    return (f"'{name}' is quantised ({method}); write it in floating point first: "
+            f"transformers.{cls}.from_pretrained('{name}'{ending}")  # fmt: skip
 
 
 def gguf(file: Path) -> str:

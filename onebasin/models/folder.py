@@ -20,7 +20,7 @@ from onebasin.symmetry.tables.conditions import lookup
 
 from .configuration import built_in, completed, refuse_counts, refuse_kinds
 from .errors import ModelError, one_line, read_json
-from .fetching import gguf, locate
+from .fetching import gguf, locate, quantised
 from .stored import PickleFile, SafeFile
 
 DTYPES = {
@@ -73,12 +73,7 @@ class Folder:
         if not isinstance(config, dict) or not isinstance(config.get("model_type", ""), str):
             raise ModelError(f"'{path}' names no model_type")
         if "quantization_config" in config:
-            classes = config.get("architectures")
-            cls = classes[0] if isinstance(classes, list) and classes else "AutoModel"
-            raise ModelError(
-                f"'{self.name}' is quantised; write it in floating point first: transformers.{cls}.from_pretrained"
-                f"('{self.name}').dequantize().save_pretrained(FOLDER)"
-            )
+            raise ModelError(quantised(self.name, config))
         refuse_kinds(config, path)
         return config
 
@@ -202,6 +197,8 @@ class Folder:
             index = self.folder / f"{stem}{suffix}.index.json"
             if index.is_file():
                 return self._indexed(index, suffix)
+        if packed := sorted(self.folder.glob("*.gguf")):
+            raise ModelError(gguf(packed[0]))
         raise ModelError(f"'{self.folder}' holds no model.safetensors and no pytorch_model.bin")
 
     def _indexed(self, index: Path, suffix: str) -> dict[str, Path]:

@@ -60,10 +60,17 @@ def test_packed_and_quantised_models_are_told_the_way(refused: Run, tmp_path: Pa
     (packed / "model-q4.gguf").write_bytes(b"GGUF")
     for given in (packed, packed / "model-q4.gguf"):
         assert "gguf_file='model-q4.gguf')" in refused("merge", given, b, "-o", tmp_path / "out")
+    shutil.copy(a / "config.json", packed)  # as in most repositories on the hub
+    assert "gguf_file='model-q4.gguf')" in refused("merge", packed, b, "-o", tmp_path / "out")
     few = shutil.copytree(a, tmp_path / "few")
     config = json.loads((few / "config.json").read_text())
-    (few / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "bitsandbytes"}}))
-    assert ".dequantize().save_pretrained(FOLDER)" in refused("merge", few, b, "-o", tmp_path / "out")
+    for method, way in {
+        "bitsandbytes": ".dequantize().save_pretrained(FOLDER)",
+        "mxfp4": "Mxfp4Config(dequantize=True)",
+        "gptq": "(gptq); give the model in floating point that it was made from",
+    }.items():
+        (few / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": method}}))
+        assert way in refused("merge", few, b, "-o", tmp_path / "out")
 
 
 def test_several_documents_are_merged_one_after_another(ask: Run, tmp_path: Path, a: Path, b: Path, c: Path) -> None:

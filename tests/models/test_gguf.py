@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A GGUF file is refused with a program that makes a folder of it; the program runs, and its folder can be matched."""
+"""Packed and quantised models are refused with a program that makes a folder of them; the program runs, and its folder
+can be read."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 
 from onebasin.models import Folder, ModelError
 
@@ -58,3 +61,30 @@ def test_the_program_that_a_packed_file_is_refused_with_makes_a_folder(tmp_path:
     written = Folder(tmp_path / "written")
     assert written.config["hidden_size"] == WIDTH
     assert written.read("layers.0.mlp.down_proj.weight").shape == (WIDTH, NEURONS)
+
+
+def test_the_program_that_a_quantised_model_is_refused_with_makes_a_folder(tmp_path: Path) -> None:
+    """FP8: floating-point tensors, without the scales."""
+    size = 128
+    config = transformers.LlamaConfig(
+        hidden_size=size, intermediate_size=size, num_hidden_layers=1, num_attention_heads=2, vocab_size=WORDS
+    )
+    model, stored = transformers.LlamaForCausalLM(config), {}
+    for name, tensor in model.state_dict().items():
+        if "proj" in name:
+            scale = tensor.abs().max() / 448
+            stored |= {name: (tensor / scale).to(torch.float8_e4m3fn), f"{name}_scale_inv": scale.reshape(1, 1)}
+        else:
+            stored[name] = tensor
+    folder = tmp_path / "few"
+    folder.mkdir()
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    quantised = {"quant_method": "fp8", "weight_block_size": [size, size], "activation_scheme": "dynamic"}
+    facts = {**config.to_dict(), "architectures": ["LlamaForCausalLM"], "quantization_config": quantised}
+    (folder / "config.json").write_text(json.dumps(facts))
+    with pytest.raises(ModelError) as refused:
+        _ = Folder(folder).config
+    _, _, program = str(refused.value).partition("point first: ")
+    exec(program, {"transformers": transformers, "FOLDER": tmp_path / "written"})
+    written = Folder(tmp_path / "written").read("layers.0.mlp.down_proj.weight")
+    torch.testing.assert_close(written, model.model.layers[0].mlp.down_proj.weight.detach(), rtol=0.1, atol=1e-3)
