@@ -22,6 +22,7 @@ def demo(
     quiet: c.Quiet = False,
 ) -> None:
     """Train small vision transformers on digits, match and merge them."""
+    from onebasin.jobs.verdict import Verdict
     from onebasin.studies import demo as study
 
     with c.progress(quiet) as tell:
@@ -31,6 +32,9 @@ def demo(
         return
     console = c.stdout()
     console.print(_table(results))
+    for group in filter(None, (results["pair"], results["all"])):
+        merge = group["best"]
+        console.print(f"{merge['folder']}: {Verdict(**merge['verdict']).sentence}")
     picture = results["picture"] or "no picture (pip install 'onebasin[plot]')"
     files = f"{results['pair']['best']['report']}, {picture} and {output}/results.json"
     console.print(f"{results['seconds']:.0f} seconds; wrote {files}")

@@ -83,8 +83,8 @@ def demo(
     Returns:
         The object in results.json: `models` (loss, accuracy, seed and seconds of each), `pair` (none and each level ->
         loss, accuracy, distances and barrier of the merge of models 0 and 1), `all` (the same without barrier for the
-        merge of all, if there are more than two), `curves` (as `landscape.curve`), `picture` (None if matplotlib is not
-        installed) and `seconds`.
+        merge of all, if there are more than two; of the best merges also `report` and `verdict`), `curves` (as
+        `landscape.curve`), `picture` (None if matplotlib is not installed) and `seconds`.
 
     Raises:
         ValueError: There are fewer than two models, the four heads cannot share the width, or the output contains
@@ -205,7 +205,7 @@ def _merged(folders: Sequence[Path], output: Path, level: str, task: Task) -> di
         "distance_after",
         "max_output_difference",
         "seconds",
-        *(["report"] if level == BEST else []),
+        *(["report", "verdict"] if level == BEST else []),
     )
     return {"folder": str(output), **_scores(output, task), **{key: found[key] for key in keys}}
 

@@ -11,6 +11,7 @@ from transformers import AutoModelForImageClassification
 from typer.testing import CliRunner
 
 from onebasin.cli import app
+from onebasin.jobs.verdict import Verdict
 from onebasin.studies.demo import BEST, CHOOSING, LEVELS, demo, train
 
 pytest.importorskip("sklearn")
@@ -32,6 +33,7 @@ def test_results_are_written_as_returned(run: tuple[Path, dict[str, Any]]) -> No
     assert json.loads((folder / "results.json").read_text()) == results
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert Path(results["pair"][BEST]["report"]).read_text("utf-8").startswith("<!doctype html>")
+    assert all(results[group][BEST]["verdict"]["agreement"] for group in ("pair", "all"))
     assert len(results["models"]) == 3
     assert set(results["curves"]) == {"none", *LEVELS}
     assert set(results["pair"]) == set(results["all"]) == {"none", *LEVELS, BEST}
@@ -90,6 +92,15 @@ def test_without_matplotlib_there_is_no_picture(tmp_path: Path, monkeypatch: pyt
 
 def command(*words: object) -> Any:
     return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_the_demo_says_whether_its_best_merges_work(
+    run: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onebasin.studies.demo.demo", lambda *_, **__: run[1])
+    said = " ".join(command("demo", "--quiet").stdout.split())
+    for group in ("pair", "all"):
+        assert Verdict(**run[1][group][BEST]["verdict"]).sentence in said
 
 
 def barrier(folder: Path, output: Path, *more: object) -> Any:
