@@ -52,8 +52,8 @@ def merge(
     budget: Annotated[
         str | None,
         typer.Option(
-            help="How long to search for the best way, such as 30s, 5m or 2h: closed forms first, then learning, then "
-            "distilling; Ctrl-C ends it early [default: closed forms if the models were trained apart]."
+            help="How long to search for the best way, such as 30s, 5m or 2h: closed forms, then distilling, or "
+            "learning on imagined images; Ctrl-C ends it early [default: up to 5m if the models were trained apart]."
         ),
     ] = None,
     quality: Annotated[

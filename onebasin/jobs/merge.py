@@ -93,8 +93,8 @@ def merge(
         models: two or more.
         output: the folder to write. None writes nothing: the result holds the merged `model`.
         method: one of `onebasin.METHODS`, or one with its settings, such as `RegMean(shrink=0.5)`.
-        budget: how long to search for the best way, such as "5m" or seconds: closed forms first, then learning, then
-            distilling.
+        budget: how long to search for the best way, such as "5m" or seconds: closed forms first, then distilling or, on
+            images that the models imagine, learning the matching (default: up to five minutes).
         quality: a name for a budget: fast (30 s), balanced (5 m) or best (30 m).
         weights: one per model (default: equal); they are used as given.
         match: "none" or a level of symmetry; `symmetry` and `level` are other names for it (default, where a method or
@@ -216,8 +216,8 @@ def merge(
 class Plan:
     """How to merge models. Raises ValueError for settings that exclude each other.
 
-    searches: whether to search for the best way. budget: seconds of the search; None tries closed forms alone. anchor:
-    None for auto. carried: whether the method has already brought the models to one width.
+    searches: whether to search for the best way. budget: seconds of the search; None ends it after five minutes.
+    anchor: None for auto. carried: whether the method has already brought the models to one width.
     """
 
     method: Method
