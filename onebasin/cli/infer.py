@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -30,15 +31,17 @@ def infer(
     """Infer a model's table of symmetries from its class, test it on tiny models of that class, and print it."""
     from transformers import CONFIG_MAPPING
 
+    from onebasin.jobs.folders import placed
     from onebasin.models import Folder, ModelError
     from onebasin.running import inference
     from onebasin.running.classes import neither_folder_nor_type, type_of_class
 
     if output is not None and output.exists() and not overwrite:
         raise ModelError(f"'{output}' exists; give another name, or --overwrite")
-    if "/" in model or Path(model).exists():
-        folder = Folder(model)
-        found = inference.of_config(folder.raw_config)
+    if "/" in model or Path(model.partition("+")[0]).exists():
+        with TemporaryDirectory() as temporary:
+            folder = Folder(placed(model, Path(temporary) / "model")[0])
+            found = inference.of_config(folder.raw_config)
         c.print_notes({"notes": folder.notes}, quiet=False)
     elif model in CONFIG_MAPPING:
         found = inference.infer(model)

@@ -19,12 +19,12 @@ def inspect(
     json: c.Json = False,
 ) -> None:
     """Show the spaces of a model and the groups that act on them."""
-    from onebasin.models import Folder
+    from onebasin.jobs.folders import opened
     from onebasin.symmetry import acting_groups
     from onebasin.symmetry.tables.axes import show
 
-    checkpoint = Folder(model, family)
-    signature = checkpoint.signature
+    with opened([model], family) as (checkpoint,):
+        signature = checkpoint.signature
     groups = acting_groups(signature, symmetry, rescale="joint")
     spaces = []
     for root, keys in signature.members.items():

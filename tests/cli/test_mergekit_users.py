@@ -34,7 +34,7 @@ def adapter(place: Path, base: Path) -> Path:
     return place
 
 
-def test_an_adapter_stands_behind_its_base(ask: Run, tmp_path: Path, a: Path, b: Path) -> None:
+def test_an_adapter_stands_behind_its_base(ask: Run, refused: Run, tmp_path: Path, a: Path, b: Path) -> None:
     """Wherever a model is named; the result is that of the merged adapter."""
     lora = adapter(tmp_path / "lora", a)
     file = tmp_path / "one.yml"
@@ -46,6 +46,10 @@ def test_an_adapter_stands_behind_its_base(ask: Run, tmp_path: Path, a: Path, b:
     assert all(tensor.equal(expected[name]) for name, tensor in weights(tmp_path / "out").items())
     assert ask("verify", f"{a}+{lora}", tmp_path / "whole")["same"]
     assert ask("distance", f"{a}+{lora}", tmp_path / "whole")["distance"] == 0
+    for command in ("inspect", "infer"):
+        described = ask(command, f"{a}+{lora}")
+        assert described == {**ask(command, a), "model": f"{a}+{lora}"}
+        assert "lacking" in refused(command, f"{a}+{tmp_path / 'lacking'}")
 
 
 def test_an_adapter_alone_is_told_where_to_stand(refused: Run, tmp_path: Path, a: Path, b: Path) -> None:
