@@ -23,7 +23,7 @@ from onebasin.models.kinship import APART, Kinship, kinship
 from onebasin.models.outputs import Output, model_folder
 from onebasin.models.weight_files import clearly
 from onebasin.running.trace import Batch
-from onebasin.settings import Factor, OutputSettings, Temperature, checked, duration, refuse_left, refuses_unknown, take
+from onebasin.settings import OutputSettings, Temperature, checked, duration, refuse_left, refuses_unknown, take
 from onebasin.symmetry import LEVELS
 from onebasin.symmetry.coupling import Softened
 
@@ -37,6 +37,7 @@ from .options import (
     ModelSource,
     Options,
     Tell,
+    least_agreement,
     level_named,
     refuse_even,
     refuse_out_of_range,
@@ -109,7 +110,8 @@ def merge(
         overwrite: whether to replace the output where it exists.
         verify: check that every matched model still computes its source's function, as in `match`.
         verdict: whether to compare the result's predictions with its sources', see `onebasin.jobs.verdict`.
-        require: the least agreement with every source that counts as success; the result says so as `required`.
+        require: the least agreement with every source that counts as success; the result says so as `required`. It needs the
+            verdict.
         report: whether to write a page about the merge beside the output, `OUTPUT-report.html`.
         tell: called with a sentence at every step.
         command: the command that the model card names.
@@ -127,7 +129,7 @@ def merge(
     left: dict[str, Any] = {**settings, "match": match}
     level_named(left, "match")
     match = left.pop("match")
-    require = checked(Factor | None, "require", require)
+    require = least_agreement(require, verdict)
     way = method if isinstance(method, Method) else take(method_of(method or "average"), left)
     look = take(OutputSettings, left)
     opt = take(Options, left)

@@ -19,7 +19,7 @@ from onebasin.engine import Tell as Tell
 from onebasin.matching.learned import Learning
 from onebasin.matching.weights import Weights
 from onebasin.models import DTYPES, Folder
-from onebasin.settings import Indices, Settings, Weight, checked, setting
+from onebasin.settings import Factor, Indices, Settings, Weight, checked, setting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -144,6 +144,15 @@ def verification(given: bool | str) -> str:
     if how not in VERIFY:
         raise ValueError(f"verify '{how}': choose one of {', '.join(VERIFY)}")
     return str(how)
+
+
+def least_agreement(require: float | None, verdict: bool) -> float | None:
+    """Return the agreement that a merge requires. Raises ValueError where it is no share, or where nothing measures
+    it."""
+    if require is not None and not verdict:
+        raise ValueError("require is judged by the verdict; leave out require, or --no-verdict (verdict=False)")
+    share: float | None = checked(Factor | None, "require", require)
+    return share
 
 
 def shares_of(weights: Sequence[float] | None, count: int) -> list[float]:

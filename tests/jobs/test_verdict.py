@@ -165,6 +165,22 @@ def test_every_merge_is_judged(tmp_path: Path) -> None:
     assert onebasin.merge([model, model], match="none", require=0.9)["required"] is True
 
 
+def test_nothing_is_required_of_a_merge_without_a_verdict(tmp_path: Path) -> None:
+    """It would pass unseen."""
+    model = save(CASES["GPT2LMHeadModel"](), tmp_path / "a")
+    file = tmp_path / "merge.yml"
+    whole, part = f"{{model: {model}}}", f"{{model: {model}, layer_range: [0, 1]}}"
+    file.write_text(f"merge_method: linear\nparameters: {{weight: 1}}\nmodels: [{whole}, {whole}]\n")
+    with pytest.raises(ValueError, match="leave out require, or --no-verdict"):
+        onebasin.merge([model, model], tmp_path / "out", match="none", require=0.9, verdict=False)
+    with pytest.raises(ValueError, match="leave out require, or --no-verdict"):
+        onebasin.merge_config(file, tmp_path / "out", require=0.9, verdict=False)
+    file.write_text(f"merge_method: linear\nparameters: {{weight: 1}}\nslices: [{{sources: [{part}]}}]\n")
+    with pytest.raises(ValueError, match="which gets no verdict"):
+        onebasin.merge_config(file, tmp_path / "out", require=0.9)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_large_model_is_read_as_it_runs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Models that are too large to make inputs are judged on few tokens, in one pass that holds no model."""
     asked: list[int] = []

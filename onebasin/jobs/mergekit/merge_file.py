@@ -30,7 +30,7 @@ from ..apply import alignments_of
 from ..folders import one_vocabulary, opened, refuse_damaged, together, workplace
 from ..frame import in_one_frame
 from ..merge import merge
-from ..options import Options, Tell
+from ..options import Options, Tell, least_agreement
 from ..results import MergeResult
 from ..search import judged_on
 from ..verdict import verdict_on
@@ -92,6 +92,7 @@ def merge_config(
         ValueError: in one sentence, for a file that is not valid or asks for what is impossible.
     """
     started = time.perf_counter()
+    require = least_agreement(require, verdict)
     common: dict[str, Any] = {"precision": precision, "device": device, "family": family, "seed": seed}
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -104,6 +105,8 @@ def merge_config(
         if before:
             text = Path(config).read_text("utf-8")
         refuse_unknown_words(recipe)
+        if require is not None and recipe.slices:
+            raise ValueError("require: stacked layers make a new model, which gets no verdict; leave require out")
         look = OutputSettings(
             **options, files={"mergekit_config.yml": text} if options.get("write_model_card", True) else {}
         )
