@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from functools import wraps
@@ -88,13 +88,17 @@ def _valid(adapter: TypeAdapter[Any], name: str, value: Any) -> Any:
         what = first["msg"].replace("Input should", "it must")
         if first["type"] == "literal_error":
             known = re.findall("'([^']*)'", first["ctx"]["expected"])
-            near = get_close_matches(str(first["input"]), known, 1, 0.6)
-            what = "choose one of " + ", ".join(known) + (f"; did you mean '{near[0]}'?" if near else "")
+            what = choose(first["input"], known)
         raise ValueError(f"{where} {first['input']!r}: {what}") from None
 
 
 def setting(
-    default: Any = None, help: str = "", *, flag: str | None = None, factory: Callable[[], Any] | None = None
+    default: Any = None,
+    help: str = "",
+    *,
+    flag: str | None = None,
+    factory: Callable[[], Any] | None = None,
+    choices: Sequence[str] = (),
 ) -> Any:
     """Return a dataclass field that users can set on the command line, in Python and in files.
 
@@ -103,8 +107,9 @@ def setting(
         help: One sentence that describes the setting; the command line appends the default.
         flag: Name of the command-line option, without dashes (default: the field's name).
         factory: Creates the default if that is mutable.
+        choices: The words that it takes, for the command line to show; those of a literal type are known.
     """
-    facts = {"help": help, "flag": flag}
+    facts = {"help": help, "flag": flag, "choices": choices}
     return field(default_factory=factory, metadata=facts) if factory else field(default=default, metadata=facts)
 
 
@@ -314,6 +319,19 @@ def refuse_unknown(given: Iterable[str], known: Collection[str], what: str = "se
             near = get_close_matches(str(name), known, 1, 0.5)
             hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known) or 'none'}"
             raise ValueError(f"unknown {what} '{name}'{of and ' '}{of}; {hint}")
+
+
+def choose(given: object, known: Iterable[str]) -> str:
+    """Return the end of a message about a wrong word: all known words, and the one that was probably meant."""
+    words = list(known)
+    near = get_close_matches(str(given).lower(), words, 1, 0.6)
+    return "choose from " + ", ".join(words) + (f"; did you mean '{near[0]}'?" if near else "")
+
+
+def refuse_choice(what: str, given: object, known: Collection[str]) -> None:
+    """Raise ValueError for a word that is not known, naming those that are and the nearest of them."""
+    if given not in known:
+        raise ValueError(f"unknown {what} '{given}'; {choose(given, known)}")
 
 
 def duration(text: str | float) -> float:

@@ -65,7 +65,7 @@ def test_one_model_given_twice_is_itself(tmp_path):
     [
         ("GPT2LMHeadModel", dict(method="progressive"), "calibration data are missing"),
         ("GPT2LMHeadModel", dict(match_with="activations"), "calibration data are missing"),
-        ("GPT2LMHeadModel", dict(match_with="smells", data="self"), "choose one of weights, activations, learned"),
+        ("GPT2LMHeadModel", dict(match_with="smells", data="self"), "choose from weights, activations, learned"),
         ("BertModel", dict(method="progressive", data="rows.jsonl"), "say --task"),
     ],
 )
@@ -110,7 +110,7 @@ def test_the_task_s_own_loss_needs_labels(tmp_path):
     how = dict(match="full", match_with="learned", loss="task", steps=3, data=str(rows), mask_id=4)
     found = onebasin.merge(models, tmp_path / "out", **how)
     assert all(difference < 1e-4 for difference in found["max_output_difference"])
-    with pytest.raises(ValueError, match="choose one of divergence, logits, task"):
+    with pytest.raises(ValueError, match="choose from divergence, logits, task"):
         onebasin.merge(models, tmp_path / "other", **{**how, "loss": "both"})
 
 

@@ -12,7 +12,8 @@ import onebasin
 PACKAGE = Path(onebasin.__file__).parent
 # From the ground up. Rooms of one floor do not import each other.
 FLOORS = [
-    {"symmetry", "settings"},
+    {"settings"},
+    {"symmetry"},
     {"config_files"},
     {"families"},
     {"engine"},

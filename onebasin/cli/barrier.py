@@ -22,7 +22,7 @@ def barrier(
     points: Annotated[int, typer.Option(help="Models on the line, both ends included.")] = 11,
     match: Annotated[
         str,
-        c.level(f"Match B to A first, at this level: none, {c.LEVELS}."),
+        c.level(f"Match B to A first, at this level: none, {c.LEVELS}.", "none"),
     ] = "none",
     rescale: c.Rescale = "joint",
     device: c.Device = "cpu",

@@ -43,6 +43,18 @@ TASKS = (
     "speech-recognition"
 )
 
+
+def choice(*words: str, several: bool = False) -> dict[str, Any]:
+    """Return what makes an option show the words that it takes, and the shell complete them. several: whether it takes
+    a list, with commas."""
+
+    def completed(incomplete: str) -> list[str]:
+        before, comma, _ = incomplete.rpartition(",") if several else ("", "", "")
+        return [f"{before}{comma}{word}" for word in words]
+
+    return {"metavar": ("," if several else "|").join(words), "autocompletion": completed}
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress, notes or summary, only errors.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")]
@@ -50,6 +62,7 @@ Verify = Annotated[
     str,
     typer.Option(
         "--verify",
+        **choice("outputs", "tensors", "none"),
         help="The check before anything is written: outputs compares the rewritten model with its source on random "
         "inputs, layer by layer; tensors proves that the table allows every map found, and tests the table on a tiny "
         "model of the same configuration (if transformers has a class for it), without running the model itself; none.",
@@ -70,11 +83,22 @@ Family = Annotated[
 ]
 Dtype = Annotated[
     str | None,
-    typer.Option(help="Type of the weights written: float32, float16, bfloat16, float64 [default: as stored]."),
+    typer.Option(
+        **choice("float32", "float16", "bfloat16", "float64"),
+        help="Type of the weights written: float32, float16, bfloat16, float64 [default: as stored].",
+    ),
 ]
 Device = Annotated[str, typer.Option(help="Device of the computation: cpu, cuda, mps.")]
-Precision = Annotated[str, typer.Option(help="Type of the computation: float32 or float64.")]
-Rescale = Annotated[str, typer.Option(help="Scale every head too: none, after its rotation, or joint with it (best).")]
+Precision = Annotated[
+    str, typer.Option(**choice("float32", "float64"), help="Type of the computation: float32 or float64.")
+]
+Rescale = Annotated[
+    str,
+    typer.Option(
+        **choice("none", "after", "joint"),
+        help="Scale every head too: none, after its rotation, or joint with it (best).",
+    ),
+]
 Push = Annotated[
     str | None, typer.Option("--push-to-hub", metavar="REPO", help="Also upload the output to owner/name on the hub.")
 ]
@@ -157,9 +181,10 @@ def _interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def level(help: str) -> Any:
-    """Return the option for a level of symmetry, which has the same three names in every command."""
-    return typer.Option("--match", "--symmetry", "--level", help=help)
+def level(help: str, *none: str) -> Any:
+    """Return the option for a level of symmetry, which has the same three names in every command. none: the word for
+    not matching, where it is allowed."""
+    return typer.Option("--match", "--symmetry", "--level", **choice(*none, *LEVELS.split(", ")), help=help)
 
 
 def line(text: object) -> str:

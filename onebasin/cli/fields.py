@@ -99,7 +99,7 @@ def _option(kind: type[Settings], name: str, default: Any, text: str) -> Option:
         return Annotated[bool | None if default is None else bool, typer.Option(*names, **look)], default
     words = choices(kind, name)
     if words:
-        look |= {"metavar": "|".join(words), "autocompletion": lambda: list(words)}
+        look |= c.choice(*words, several=bool(get_origin(hint)))
     plain: Any = hint if hint in (int, float) else list[str] if get_origin(hint) and _repeats(hint) else str
     return Annotated[plain | None if default is None else plain, typer.Option(flag, **look)], default
 
@@ -112,8 +112,8 @@ def section(kind: type[Settings], name: str) -> str:
 
 def choices(kind: type[Settings], name: str) -> tuple[str, ...]:
     """Return the words that a field allows; none if it allows any value of its type."""
-    hint = _hints(kind)[name]
-    return get_args(hint) if get_origin(hint) is Literal else ()
+    hint, own = _hints(kind)[name], next(one for one in fields(kind) if one.name == name)
+    return get_args(hint) if get_origin(hint) is Literal else tuple(own.metadata["choices"])
 
 
 def _repeats(hint: Any) -> bool:

@@ -58,7 +58,10 @@ def merge(
     ] = None,
     quality: Annotated[
         str | None,
-        typer.Option(help=f"A name for a budget: {', '.join(f'{name} ({time})' for name, time in QUALITIES.items())}."),
+        typer.Option(
+            **c.choice(*QUALITIES),
+            help=f"A name for a budget: {', '.join(f'{name} ({time})' for name, time in QUALITIES.items())}.",
+        ),
     ] = None,
     method: Annotated[
         str | None,
@@ -79,7 +82,7 @@ def merge(
     weights: Annotated[str | None, typer.Option(help="One number per model, such as 0.5,0.5 [default: equal].")] = None,
     match: Annotated[
         str | None,
-        c.level(f"Match first, at this level: none, {c.LEVELS} [default: what the models need]."),
+        c.level(f"Match first, at this level: none, {c.LEVELS} [default: what the models need].", "none"),
     ] = None,
     anchor: Annotated[
         str, typer.Option(help="The model that the others are matched to, from 0, or auto: nearest to the mean.")

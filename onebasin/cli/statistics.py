@@ -22,7 +22,7 @@ from .fields import options_of
 def statistics(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="The model to measure: a folder or a hub id.")],
     output: Annotated[str, typer.Option("--output", "-o", help="The file to write.")],
-    kind: Annotated[str, typer.Option(help=f"What to measure: {', '.join(KINDS)}.")] = "fisher",
+    kind: Annotated[str, typer.Option(**c.choice(*KINDS), help=f"What to measure: {', '.join(KINDS)}.")] = "fisher",
     canonical: Annotated[
         bool,
         typer.Option("--canonical", help="Measure the canonical form, for levels that move the residual stream."),

@@ -18,7 +18,7 @@ from .fields import Option, options_of, typed
 if TYPE_CHECKING:
     from onebasin.data import Task
 
-Name = Annotated[str, typer.Option("--task", help=f"What to measure: {c.TASKS}.")]
+Name = Annotated[str, typer.Option("--task", **c.choice(*c.TASKS.split(", ")), help=f"What to measure: {c.TASKS}.")]
 Data = Annotated[
     str,
     typer.Option(

@@ -11,6 +11,7 @@ import torch
 from torch.nn.functional import cross_entropy, mse_loss
 
 from onebasin.engine import Tell
+from onebasin.settings import choose
 
 from . import metrics
 from .batches import IGNORED
@@ -44,9 +45,9 @@ class Scores:
         if name.startswith("_"):
             raise AttributeError(name)
         if name not in self.metrics:
-            known = ", ".join(["loss", "accuracy", *self.metrics])
             hint = f"; it needs the package {metrics.NEEDS[name]}" if name in metrics.NEEDS else ""
-            raise ValueError(f"these examples have no metric '{name}'{hint}; they have {known}")
+            known = choose(name, ["loss", "accuracy", *self.metrics])
+            raise ValueError(f"these examples have no metric '{name}'{hint}; {known}")
         return self.metrics[name]
 
 

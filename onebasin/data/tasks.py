@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from onebasin.settings import ExampleKeywords, Examples
+from onebasin.settings import ExampleKeywords, Examples, refuse_choice
 
 from .batches import BATCHES, Source
 from .models import TASKS, configured
@@ -59,6 +59,5 @@ def load_task(name: str, data: str | Path, model: str | Path, **how: Unpack[Exam
 
 def load_batches(name: str, data: str, model: str | Path, how: Examples) -> tuple[dict[str, Tensor], ...]:
     """Return the batches of `load_task`."""
-    if name not in TASKS:
-        raise ValueError(f"unknown task '{name}'; choose from {', '.join(TASKS)}")
+    refuse_choice("task", name, TASKS)
     return tuple(BATCHES[name](Source(data, *configured(model), how)))

@@ -60,7 +60,9 @@ def method_of(name: str) -> type[Method]:
         own: type[Method] = getattr(import_module(f".{module}", __name__), kind)
         return own
     if not offers:
-        raise ValueError(f"unknown method '{name}'; choose from {', '.join(METHODS)}")
+        from onebasin.settings import choose  # which takes pydantic
+
+        raise ValueError(f"unknown method '{name}'; {choose(name, METHODS)}")
     from .method import Method  # which takes seconds to import
 
     try:

@@ -23,7 +23,16 @@ from onebasin.models.kinship import APART, Kinship, kinship
 from onebasin.models.outputs import Output, model_folder
 from onebasin.models.weight_files import clearly
 from onebasin.running.trace import Batch
-from onebasin.settings import OutputSettings, Temperature, checked, duration, refuse_left, refuses_unknown, take
+from onebasin.settings import (
+    OutputSettings,
+    Temperature,
+    checked,
+    duration,
+    refuse_choice,
+    refuse_left,
+    refuses_unknown,
+    take,
+)
 from onebasin.symmetry import LEVELS
 from onebasin.symmetry.coupling import Softened
 
@@ -110,8 +119,8 @@ def merge(
         overwrite: whether to replace the output where it exists.
         verify: check that every matched model still computes its source's function, as in `match`.
         verdict: whether to compare the result's predictions with its sources', see `onebasin.jobs.verdict`.
-        require: the least agreement with every source that counts as success; the result says so as `required`. It needs the
-            verdict.
+        require: the least agreement with every source that counts as success; the result says so as `required`. It
+            needs the verdict.
         report: whether to write a page about the merge beside the output, `OUTPUT-report.html`.
         tell: called with a sentence at every step.
         command: the command that the model card names.
@@ -233,8 +242,7 @@ class Plan:
     carried: bool = False
 
     def __post_init__(self) -> None:
-        if self.match != "none" and self.match not in LEVELS:
-            raise ValueError(f"unknown --match '{self.match}'; choose from none, {', '.join(LEVELS)}")
+        refuse_choice("match", self.match, ("none", *LEVELS))
         if len(self.shares) < 2:
             raise ValueError("merging needs at least two models")
         checked(Temperature | None, "soft", self.soft)
@@ -290,8 +298,8 @@ def said_of_matching(opt: Options) -> list[str]:
 def seconds_of(budget: str | float | None, quality: str | None, said: Sequence[str]) -> float | None:
     """Return the seconds of a budget or quality, or None. Raises ValueError where `said` names a setting that a search
     chooses."""
-    if quality is not None and quality not in QUALITIES:
-        raise ValueError(f"quality '{quality}': choose one of {', '.join(QUALITIES)}")
+    if quality is not None:
+        refuse_choice("quality", quality, QUALITIES)
     if quality is not None and budget is not None:
         raise ValueError("quality is a name for a budget; leave one of the two out")
     if budget is None and quality is None:

@@ -19,7 +19,8 @@ from onebasin.engine import Tell as Tell
 from onebasin.matching.learned import Learning
 from onebasin.matching.weights import Weights
 from onebasin.models import DTYPES, Folder
-from onebasin.settings import Factor, Indices, Settings, Weight, checked, setting
+from onebasin.settings import Factor, Indices, Settings, Weight, checked, refuse_choice, setting
+from onebasin.symmetry import PARTS, RESCALE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -63,8 +64,10 @@ class Matching(Settings):
 
     symmetry: str = setting("paper", "The group that acts, from small to large: paper, permutation, orthogonal, full, "
                             "invertible.")  # fmt: skip
-    rescale: str = setting("joint", "Scale every head too: none, after its rotation, or joint with it (best).")
-    parts: Collection[str] | None = setting(None, "Move only these parts, of attention,ffn,stream,head [default: all].")
+    rescale: str = setting("joint", "Scale every head too: none, after its rotation, or joint with it (best).",
+                           choices=RESCALE)  # fmt: skip
+    parts: Collection[str] | None = setting(None, "Move only these parts, of attention,ffn,stream,head [default: all].",
+                                            choices=PARTS)  # fmt: skip
     layers: Indices | None = setting(None, "Move only these layers, such as 0-4,11 [default: all].")
     match_with: Literal["weights", "activations", "learned"] = setting(
         "weights", "What is compared: weights, activations on --data, or learned there."
@@ -130,7 +133,7 @@ def level_named(given: dict[str, Any], own: str) -> None:
 def refuse_even(opt: Matching, level: str) -> None:
     """Raise ValueError for even norms at a level that does not rotate streams."""
     if opt.even and level not in STREAM_LEVELS:
-        raise ValueError(f"even norms let streams rotate, which --match {level} does not; choose one of "
+        raise ValueError(f"even norms let streams rotate, which --match {level} does not; choose from "
                          f"{', '.join(STREAM_LEVELS)}")  # fmt: skip
 
 
@@ -141,8 +144,7 @@ def verification(given: bool | str) -> str:
     """Return how to verify: `outputs` (True) runs the models; `tensors` checks the maps that were found, and the table
     on a tiny twin of the model; `none` (False) checks nothing."""
     how = ("none", "outputs")[given] if isinstance(given, bool) else given
-    if how not in VERIFY:
-        raise ValueError(f"verify '{how}': choose one of {', '.join(VERIFY)}")
+    refuse_choice("verify", how, VERIFY)
     return str(how)
 
 
@@ -167,8 +169,8 @@ def shares_of(weights: Sequence[float] | None, count: int) -> list[float]:
 
 
 def stored_dtype(name: str | None) -> torch.dtype | None:
-    if name is not None and name not in DTYPES:
-        raise ValueError(f"unknown dtype '{name}'; choose from {', '.join(DTYPES)}")
+    if name is not None:
+        refuse_choice("dtype", name, DTYPES)
     return DTYPES[name] if name else None
 
 

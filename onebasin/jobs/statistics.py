@@ -13,7 +13,7 @@ from onebasin.fusion.statistics import StatisticsMethod
 from onebasin.models import Canonical, Model
 from onebasin.models.outputs import Output
 from onebasin.models.weight_files import clearly
-from onebasin.settings import refuses_unknown, take
+from onebasin.settings import refuse_choice, refuses_unknown, take
 
 from .folders import opened, refuse_places, together
 from .options import ModelSource, Options, Tell
@@ -55,8 +55,7 @@ def statistics(
     Raises:
         ValueError: in one sentence, for data or settings that do not fit the model.
     """
-    if kind not in KINDS:
-        raise ValueError(f"unknown kind of statistics '{kind}'; choose from {', '.join(KINDS)}")
+    refuse_choice("kind of statistics", kind, KINDS)
     rest: dict[str, Any] = {**options}
     fisher = take(Fisher, rest)
     method, opt = fisher if kind == Fisher.kind else KINDS[kind](), Options.of(rest)

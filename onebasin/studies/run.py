@@ -11,6 +11,7 @@ from typing import Any
 from onebasin.data.models import TASKS, refuse_unfit
 from onebasin.engine import Tell
 from onebasin.landscape.plots import require_matplotlib
+from onebasin.settings import refuse_choice
 
 from . import figures
 from .config import Config, read_config
@@ -45,8 +46,7 @@ class Study:
 
         Raises ValueError for a name, key or method that is unknown.
         """
-        if name not in STUDIES:
-            raise ValueError(f"unknown study '{name}'; choose from {', '.join(STUDIES)}")
+        refuse_choice("study", name, STUDIES)
         return cls(name, Path(file), read_config(file, **STUDIES[name][1]).only(methods, metric))
 
 

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from onebasin.settings import refuse_choice
+
 from .groups import (
     Factors,
     Fixed,
@@ -57,9 +59,10 @@ def acting_groups(
     Raises:
         ValueError: The level, a part, the rescaling or a layer is unknown.
     """
-    _known("symmetry", [level], LEVELS)
-    _known("rescale", [rescale], RESCALE)
-    _known("part", parts or [], PARTS)
+    refuse_choice("match", level, LEVELS)
+    refuse_choice("rescale", rescale, RESCALE)
+    for part in parts or []:
+        refuse_choice("part", part, PARTS)
     unknown = set(layers or ()) - set(signature.layers)
     if unknown:
         raise ValueError(f"there is no layer {min(unknown)}; layers run from 0 to {max(signature.layers, default=-1)}")
@@ -118,9 +121,3 @@ def _group(kind: str, part: str, several: bool, level: str, rescale: str) -> Gro
 def largest_group(kind: str) -> Group:
     """Return the largest group that may act on a space of this kind (see `tables.signature.MOVES`)."""
     return _group(kind, "attention", True, "invertible", "joint") or Fixed()
-
-
-def _known(what: str, given: Collection[str], known: Collection[str]) -> None:
-    for word in given:
-        if word not in known:
-            raise ValueError(f"unknown {what} '{word}'; choose from {', '.join(known)}")

@@ -56,7 +56,7 @@ def test_vocabularies_and_ancestors_are_shown(run: Any, a: Path, tmp_path: Path)
 
 def test_bad_input_is_not_a_no(refused: Any, a: Path, b: Path, tmp_path: Path) -> None:
     assert "there is no folder" in refused("check", a, tmp_path / "no")
-    assert "unknown symmetry 'most'" in refused("check", a, b, "--symmetry", "most")
+    assert "unknown match 'most'" in refused("check", a, b, "--symmetry", "most")
     broken = Path(shutil.copytree(a, tmp_path / "broken"))
     (broken / "model.safetensors").write_bytes(b"x")
     assert "is damaged or cut short" in refused("check", a, broken)

@@ -18,6 +18,7 @@ import transformers
 import typer
 from pairs import folder, model, scrambled, weights
 from safetensors.torch import save_file
+from typer.testing import CliRunner
 from zoo import CASES, one_of_each_family, save
 
 import onebasin
@@ -446,6 +447,36 @@ def test_methods_of_mergekit_need_no_file(ask: Any, refused: Any, a: Path, b: Pa
     assert "mergekit" in refused("merge", a, b, "-o", tmp_path / "no", "--base", a)
     assert "--budget cannot be combined with" in refused("merge", a, b, "-o", tmp_path / "no", "--method", "ties",
                                                   "--budget", "5m")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "option, wrong, meant",
+    [("--match", "ful", "full"), ("--quality", "bets", "best"), ("--dtype", "flaot32", "float32"),
+     ("--rescale", "jiont", "joint"), ("--parts", "fnn", "ffn"), ("--verify", "tensor", "tensors"),
+     ("--precision", "float46", "float64"), ("--task", "image-clasification", "image-classification")],
+)  # fmt: skip
+def test_a_wrong_word_is_answered_with_the_nearest(
+    refused: Any, a: Path, b: Path, data: Path, tmp_path: Path, option: str, wrong: str, meant: str
+) -> None:
+    words: tuple[object, ...] = ("merge", a, b, "-o", tmp_path / "out", option, wrong)
+    if option == "--task":
+        words = ("evaluate", a, "--data", data, option, wrong)
+    said = refused(*words)
+    assert f"'{wrong}'" in said and "choose from " in said and said.endswith(f"did you mean '{meant}'?")
+    if option == "--match":
+        for command in (("inspect", a), ("check", a, b), ("match", a, b, "-o", tmp_path / "out")):
+            assert refused(*command, option, wrong).endswith(f"did you mean '{meant}'?")
+
+
+@pytest.mark.parametrize(
+    "typed, completed",
+    [("merge --match f", ["full"]), ("merge --quality b", ["balanced", "best"]), ("match --rescale a", ["after"]),
+     ("match --parts ffn,s", ["ffn,stream"]), ("canonical --verify t", ["tensors"]), ("refine --dtype b", ["bfloat16"]),
+     ("inspect --level i", ["invertible"]), ("evaluate --task c", ["causal-lm"]), ("barrier --match n", ["none"])],
+)  # fmt: skip
+def test_the_shell_completes_words(typed: str, completed: list[str]) -> None:
+    environment = {"COMP_WORDS": f"onebasin {typed}", "COMP_CWORD": "3", "_ONEBASIN_COMPLETE": "complete_bash"}
+    assert CliRunner().invoke(app, [], env=environment, prog_name="onebasin").stdout.split() == completed
 
 
 def test_help_of_merge_begins_with_what_most_people_need(run: Any) -> None:

@@ -118,6 +118,6 @@ def test_what_is_refused(ask, refused, a, b, data, tmp_path):
     assert "2 models need 2" in refused(*merging, "--method", "fisher", "--statistics", file)
     assert "regmean needs gram" in refused(*merging, "--method", "regmean", "--statistics", f"{file},{file}")
     assert "were not measured on" in refused(*merging, "--method", "fisher", "--statistics", f"{file},{file}")
-    assert "labels 'true': choose one of" in refused(*merging, "--method", "fisher", *given, "--labels", "true")
+    assert "labels 'true': choose from" in refused(*merging, "--method", "fisher", *given, "--labels", "true")
     assert "not negative" in refused(*merging, "--method", "fisher", *given, "--weights", "2,-1")
     assert "shrink 2.0: it must be" in refused(*merging, "--method", "regmean", *given, "--shrink", "2")

@@ -47,9 +47,9 @@ def test_models_of_other_widths_take_the_shapes_of_the_anchor(ask, refused, tmp_
 
 def test_what_is_refused(refused, a, b, tmp_path):
     merging = ["merge", a, b, "-o", tmp_path / "m", "--match", "none", "--method", "ot"]
-    assert "ground 'weights': choose one of" in refused(*merging, "--ground", "weights")
+    assert "ground 'weights': choose from" in refused(*merging, "--ground", "weights")
     assert "calibration data are missing" in refused(*merging, "--ground", "acts")
-    assert "residual 'mean': choose one of" in refused(*merging, "--residual", "mean")
+    assert "residual 'mean': choose from" in refused(*merging, "--residual", "mean")
     assert "entropy -1.0: it must be" in refused(*merging, "--entropy", -1)
     assert "--soft mixes models" in refused(*merging, "--soft", 0.1)
     kv = [folder(tmp_path / f"kv{n}", "LlamaForCausalLM", num_attention_heads=4, num_key_value_heads=n, head_dim=4)

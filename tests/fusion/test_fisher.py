@@ -224,7 +224,7 @@ def test_bad_data_end_in_one_sentence() -> None:
         fisher_diagonal(model, [])
     with pytest.raises(ValueError, match="given labels need data with labels"):
         fisher_diagonal(model, [x], Fisher(labels="given"))
-    with pytest.raises(ValueError, match="labels 'true': choose one of"):
+    with pytest.raises(ValueError, match="labels 'true': choose from"):
         Fisher(labels="true")
     with pytest.raises(ValueError, match="nothing to predict"):
         fisher_diagonal(model, [{**x, "labels": torch.tensor([-100, -100])}], Fisher(labels="given"))

@@ -191,9 +191,9 @@ def test_what_cannot_be_carried_is_told(tmp_path: Path) -> None:
     for source, reason in zip(made[1:], reasons, strict=True):
         with pytest.raises(ValueError, match=reason):
             transport(source, made[0])
-    with pytest.raises(ValueError, match="ground 'weights': choose one of wts, acts"):
+    with pytest.raises(ValueError, match="ground 'weights': choose from wts, acts"):
         OptimalTransport(ground="weights")
-    with pytest.raises(ValueError, match="residual 'mean': choose one of one, average"):
+    with pytest.raises(ValueError, match="residual 'mean': choose from one, average"):
         OptimalTransport(residual="mean")
     with pytest.raises(ValueError, match="needs calibration data"):
         transport(made[0], made[0], OptimalTransport(ground="acts"))

@@ -346,7 +346,7 @@ def test_heads_of_different_tasks_cannot_be_compared(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("how", "sentence"),
     [
-        (dict(quality="good"), "choose one of fast, balanced, best"),
+        (dict(quality="good"), "choose from fast, balanced, best"),
         (dict(budget="soon"), "write it like 30s, 5m or 2h"),
         (dict(budget="5m", quality="best"), "quality is a name for a budget"),
         (dict(quality="fast", match="full"), "a budget chooses match by itself"),

@@ -490,7 +490,7 @@ def test_relaxed_permutations_end_in_couplings(tmp_path: Path) -> None:
         losses.append(float(divergence(setting.forward(half, batch), teachers, [0.5, 0.5], batch)))
     assert learned.losses[learned.step] == pytest.approx(sum(losses) / 2, rel=1e-9)
     assert learned.losses[learned.step] < learned.losses[0]
-    with pytest.raises(ValueError, match="choose one of fixed"):
+    with pytest.raises(ValueError, match="choose from fixed"):
         setting.learn(permutations="soft")
 
 

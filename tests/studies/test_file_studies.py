@@ -149,7 +149,7 @@ def test_some_of_the_methods_and_another_metric(tmp_path: Path, vits: Path) -> N
     found = run_study(Study.read("ablation", file, ["regmean"], metric="loss"), tmp_path / "out")
     assert [row[0] for row in found.tables[0].rows] == ["regmean", "the end models, each on its own"]
     assert found.config["metric"] == "loss"
-    with pytest.raises(ValueError, match="no method 'ot'; it has average, regmean"):
+    with pytest.raises(ValueError, match="no method 'ot'; choose from average, regmean"):
         run_study(Study.read("ablation", file, ["ot"]), tmp_path / "no")
 
 

@@ -141,7 +141,7 @@ def test_parts_and_layers_choose():
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        ({"level": "everything"}, "unknown symmetry 'everything'; choose from paper, permutation"),
+        ({"level": "everything"}, "unknown match 'everything'; choose from paper, permutation"),
         ({"rescale": "twice"}, "unknown rescale 'twice'; choose from none, after, joint"),
         ({"parts": ["ffn", "embedding"]}, "unknown part 'embedding'; choose from attention, ffn"),
         ({"layers": [0, 7]}, "no layer 7; layers run from 0 to 1"),
