@@ -23,7 +23,7 @@ def check(
     """Check whether A can be matched to B, before any weights are read. Exit code 0 if it can, 1 if not."""
     import onebasin
 
-    found = onebasin.check(a, b, symmetry=symmetry, peek=peek, precision=precision, family=family, workers=workers)
+    found = onebasin.check(a, b, match=symmetry, peek=peek, precision=precision, family=family, workers=workers)
     if json:
         c.print_json(found)
     else:

@@ -14,7 +14,7 @@ from onebasin.settings import refuses_unknown
 from onebasin.symmetry import LEVELS, acting_groups
 
 from .folders import opened
-from .options import STREAM_LEVELS, ModelSource, Options
+from .options import STREAM_LEVELS, ModelSource, Options, level_of
 
 
 @refuses_unknown()
@@ -22,7 +22,9 @@ def check(
     a: ModelSource,
     b: ModelSource,
     *,
-    symmetry: str = "paper",
+    match: str | None = None,
+    symmetry: str | None = None,
+    level: str | None = None,
     peek: bool = False,
     precision: str = "float32",
     family: str | None = None,
@@ -33,7 +35,9 @@ def check(
     Args:
         a: the model to rewrite.
         b: the anchor.
-        symmetry: the level of symmetry.
+        match: the level of symmetry (default: paper); `symmetry` and `level` are other names for it.
+        symmetry: as `match`.
+        level: as `match`.
         peek: whether to read one small matrix of each model as well, for their cosine.
         precision: type of the computation, float32 or float64.
         family: the table of both, for a model type that has none.
@@ -48,31 +52,32 @@ def check(
     Raises:
         ValueError: for folders that cannot be read, and an unknown level.
     """
-    item = Options.of({"symmetry": symmetry, "precision": precision, "workers": workers}).dtype.itemsize
+    named = level_of("paper", match=match, symmetry=symmetry, level=level)
+    item = Options.of({"symmetry": named, "precision": precision, "workers": workers}).dtype.itemsize
     with opened([a, b], family) as (first, second):
-        found = preflight(first, second, symmetry, symmetry in STREAM_LEVELS)
+        found = preflight(first, second, named, named in STREAM_LEVELS)
         words = vocabulary(first, second)
-        named = [ancestors(model) for model in (first, second)]
-        both = [{model.name.rstrip("/"), *names} for model, names in zip((first, second), named, strict=True)]
+        origins = [ancestors(model) for model in (first, second)]
+        both = [{model.name.rstrip("/"), *names} for model, names in zip((first, second), origins, strict=True)]
         small = peeked(first, second, found) if peek and found.reason is None else None
         memory, times = {}, {}
         if found.signature is not None:
-            for level in LEVELS:
-                seen = preflight(first, second, level, level in STREAM_LEVELS)
+            for other in LEVELS:
+                seen = preflight(first, second, other, other in STREAM_LEVELS)
                 if seen.signature is not None:
-                    groups = acting_groups(seen.signature, level, rescale="joint")
+                    groups = acting_groups(seen.signature, other, rescale="joint")
                     sizes = [numbers_held(seen.signature, seen.roles, groups, workers, near) for near in (True, False)]
-                    memory[level] = [KEPT + item * size for size in sizes]
+                    memory[other] = [KEPT + item * size for size in sizes]
                     ends = expected(seen.signature, seen.roles, groups, item, workers)
-                    times[level] = [round(end, 2) for end in ends]
+                    times[other] = [round(end, 2) for end in ends]
         verifying = item * numbers_run(found.signature) if found.signature is not None else None
     facts = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(found).items()}
     return {
         "can_match": found.reason is None,
-        "symmetry": symmetry,
+        "symmetry": named,
         **{name: value for name, value in facts.items() if name not in ("signature", "roles")},
         "vocabulary": None if words is None else asdict(words),
-        "ancestors": named,
+        "ancestors": origins,
         "common_ancestors": sorted(both[0] & both[1]),
         "peek": None if small is None else {"tensor": small[0], "cosine": small[1]},
         "memory": memory,

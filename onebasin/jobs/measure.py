@@ -21,7 +21,7 @@ from onebasin.settings import ExampleKeywords, Examples, refuses_unknown
 from .apply import ModelAlignment
 from .folders import opened
 from .match import match as match_models
-from .options import ModelSource, Tell
+from .options import ModelSource, Tell, level_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -107,7 +107,9 @@ def barrier(
     *,
     task: str | None = None,
     points: int = 11,
-    match: str = "none",
+    match: str | None = None,
+    symmetry: str | None = None,
+    level: str | None = None,
     rescale: str = "joint",
     device: str = "cpu",
     family: str | None = None,
@@ -122,7 +124,10 @@ def barrier(
         data: as in `evaluate`.
         task: as in `evaluate`.
         points: models on the line, both ends among them.
-        match: "none" or the level at which `b` is matched to `a` first.
+        match: "none" (the default) or the level at which `b` is matched to `a` first; `symmetry` and `level` are other
+            names for it.
+        symmetry: as `match`.
+        level: as `match`.
         rescale: as in `Options`.
         device: where the models run.
         family: their table, for a model type that has none.
@@ -135,14 +140,15 @@ def barrier(
     Raises:
         ValueError: for data or a task that does not fit the models, and for models that cannot be matched.
     """
+    named = level_of("none", match=match, symmetry=symmetry, level=level)
     refuse_device(device)
     with opened([a, b], family) as given, tempfile.TemporaryDirectory() as temporary:
         read = _task_on(given, data, task, examples)
         first, second = (model.folder for model in given)
         found = None
-        if match != "none":
+        if named != "none":
             found = match_models(
-                given[1], given[0], Path(temporary) / "matched", symmetry=match, rescale=rescale, device=device,
+                given[1], given[0], Path(temporary) / "matched", match=named, rescale=rescale, device=device,
                 family=family, tell=tell,
             )  # fmt: skip
             # A level that moves the residual stream gives the first model a normal form too: the line starts there.

@@ -130,6 +130,13 @@ def level_named(given: dict[str, Any], own: str) -> None:
         given[own] = given.pop(name)
 
 
+def level_of(default: str, **names: str | None) -> str:
+    """Return the level of symmetry that is given as `match`, `symmetry` or `level`. Raises ValueError as above."""
+    given: dict[str, Any] = {"match": None, **names}
+    level_named(given, "match")
+    return str(given["match"] or default)
+
+
 def refuse_even(opt: Matching, level: str) -> None:
     """Raise ValueError for even norms at a level that does not rotate streams."""
     if opt.even and level not in STREAM_LEVELS:

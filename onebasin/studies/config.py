@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from onebasin.config_files import read_yaml, sentence_of
 from onebasin.fusion import method_of
-from onebasin.jobs.options import Options
+from onebasin.jobs.options import LEVEL_NAMES, Options, level_named
 from onebasin.settings import Count, Points, Seed, choose, refuse_unknown
 
 Matching = dict[str, Any] | None  # options of `onebasin.match`; None: the models as they are
@@ -78,7 +78,8 @@ class Config(BaseModel):
     @classmethod
     def _known(cls, given: dict[str, Matching]) -> dict[str, Matching]:
         for name, options in given.items():
-            refuse_unknown(options or {}, Options.names(), of=f"of the matching '{name}'")
+            refuse_unknown(options or {}, [*LEVEL_NAMES, *Options.names()], of=f"of the matching '{name}'")
+            level_named(options or {}, "symmetry")
         return given
 
     def only(self, methods: Collection[str] | None, metric: str | None) -> Config:

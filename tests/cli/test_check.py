@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from pairs import folder
 
+import onebasin
+
 
 def test_models_that_fit(run: Any, ask: Any, a: Path, b: Path) -> None:
     said = ask("check", a, b)
@@ -52,6 +54,13 @@ def test_vocabularies_and_ancestors_are_shown(run: Any, a: Path, tmp_path: Path)
     assert "both come from 'owner/base'" in shown
     shutil.copy(one / "vocab.txt", two / "vocab.txt")
     assert "vocabularies: the same 2 tokens" in run("check", one, two).stdout
+
+
+def test_the_level_has_three_names_in_python(a: Path, b: Path) -> None:
+    for name in ("match", "symmetry", "level"):
+        assert onebasin.check(a, b, **{name: "permutation"})["symmetry"] == "permutation"
+    with pytest.raises(ValueError, match="match and level are two names for one argument"):
+        onebasin.check(a, b, match="full", level="full")
 
 
 def test_bad_input_is_not_a_no(refused: Any, a: Path, b: Path, tmp_path: Path) -> None:

@@ -153,6 +153,14 @@ def test_some_of_the_methods_and_another_metric(tmp_path: Path, vits: Path) -> N
         run_study(Study.read("ablation", file, ["ot"]), tmp_path / "no")
 
 
+def test_the_level_of_a_matching_has_three_names(tmp_path: Path, vits: Path) -> None:
+    file = study_file(tmp_path, vits, 2, matchings={name: {name: "full"} for name in ("match", "symmetry", "level")})
+    assert list(read_config(file).matchings.values()) == [{"symmetry": "full"}] * 3
+    for name in ("match", "symmetry", "level"):
+        line = onebasin.barrier(vits / "0", vits / "1", "builtin:digits", points=2, limit=16, **{name: "permutation"})
+        assert line.alignment is not None
+
+
 def test_results_are_replaced_only_where_asked_for(tmp_path: Path, vits: Path) -> None:
     file = study_file(tmp_path, vits, 2, matchings={"no match": None})
     run_study(Study.read("distance", file), tmp_path / "out")
@@ -249,6 +257,7 @@ def test_studies_of_one_folder_share_a_page_that_fetches_nothing(tmp_path: Path,
         ({"corpora": [DIGITS, DIGITS, DIGITS]}, "2 models need one corpus, or one each"),
         ({"corpora": [{**DIGITS, "tets": "x"}]}, "did you mean 'test'?"),
         ({"matchings": {"m": {"symetry": "full"}}}, "unknown setting 'symetry' of the matching 'm'; did you mean"),
+        ({"matchings": {"m": {"match": "full", "level": "full"}}}, "match and level are two names for one argument"),
         ({"methods": {"ot": {"grounds": "acts"}}}, "unknown setting 'grounds' of the method 'ot'; did you mean"),
         ({"methods": {"soft": {"ground": "acts"}}}, "unknown method 'soft'; choose from average"),
         ({"methods": ["regmeen"]}, "unknown method 'regmeen'"),
