@@ -17,10 +17,10 @@ from . import matching as m
 from .fields import methods_options, typed
 
 BESIDE_CONFIG = {"config", "output", "seed", "device", "precision", "family", "overwrite", "verify", "no_verify",
-                 "json", "quiet", "verbose", "shard_size", "copy_tokenizer", "write_model_card",
+                 "workers", "json", "quiet", "verbose", "shard_size", "copy_tokenizer", "write_model_card",
                  "push_to_hub", "require", "no_verdict"}  # fmt: skip
 
-MEANS = ("device", "precision", "family", "overwrite", "verify", "seed")
+MEANS = ("device", "precision", "family", "overwrite", "verify", "seed", "workers")
 IN_WORDS = {*BESIDE_CONFIG - {"config"}, "models", "method", "base", "set_", "weights", "match", "dtype"}
 OWN = ("base", "set_", "method", "budget", "quality", "require", "no_verdict", "report", "weights", "match", "anchor",
        "heads_from", "soft", "tokenizer_source", "layers", "validation", "metric", "config", "output", "push_to_hub",
@@ -141,6 +141,8 @@ def merge(
     job: Callable[..., onebasin.MergeResult]
     if config is not None:
         _refuse_idle(given, BESIDE_CONFIG, "--config: the file says what is merged and how")
+        if "shard_size" not in given:  # the file may say it
+            ends.pop("shard_size")
         job = partial(onebasin.merge_config, config, output, **means, **ends)
         job = job if "seed" in given else partial(job, seed=None)
     elif method is not None and method not in KINDS:

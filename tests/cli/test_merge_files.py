@@ -46,6 +46,7 @@ def write(tmp_path: Path, a: Path, b: Path) -> Any:
         ("merge_method: average", "", "{weight: [0, 1]}", "'average' takes one weight for each model"),
         ("merge_method: linear\nslices: 3", "", "{weight: 1}", "slices: "),
         ("merge_method: linear", "random_seed: -1", "{weight: 1}", "random_seed: Input should be greater"),
+        ("merge_method: linear", "out_shard_size: 20XB", "{weight: 1}", "'20XB' is not a shard size; write it as 5GB"),
         ("merge_method: linear", "random_seed: 1\nalign: {seed: 2}", "{weight: 1}", "a merge has one seed"),
         ("merge_method: [", "", "", "is not valid YAML"),
     ],
@@ -55,6 +56,20 @@ def test_one_sentence(
 ) -> None:
     file = write(before, after, settings)
     assert words in refused("merge", "--config", file, "-o", tmp_path / "out")
+
+
+@pytest.mark.parametrize("method", ["linear", "average", "karcher"])
+def test_the_file_or_the_option_says_how_large_weight_files_are(
+    method: str, write: Any, ask: Run, tmp_path: Path
+) -> None:
+    """Also with threads, which change no result."""
+    if method == "karcher":
+        pytest.importorskip("mergekit")
+    settings = "{}" if method == "karcher" else "{weight: 0.5}"
+    file = write(f"merge_method: {method}", "out_shard_size: 4KB", settings)
+    for option, several in (((), True), (("--out-shard-size", "5GB"), False)):
+        ask("merge", "--config", file, "-o", tmp_path / "out", "-j", "1", "--overwrite", *option)
+        assert (tmp_path / "out" / "model.safetensors.index.json").exists() is several
 
 
 def test_unknown_methods_name_the_nearest(write: Any, refused: Run, tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ def merge_config(
     verdict: bool = True,
     require: float | None = None,
     seed: int | None = None,
+    workers: int | None = None,
     tell: Tell | None = None,
     command: str | None = None,
     **options: Unpack[OutputKeywords],
@@ -81,6 +82,7 @@ def merge_config(
         require: as in `merge`.
         seed: of methods that draw random numbers, and of the starts of a search (default: the file's `random_seed`, or
             0).
+        workers: threads of matching (default: one per core, one for small models).
         tell: as in `merge`.
         command: as in `merge`.
         options: the fields of `OutputSettings`.
@@ -93,7 +95,8 @@ def merge_config(
     """
     started = time.perf_counter()
     require = least_agreement(require, verdict)
-    common: dict[str, Any] = {"precision": precision, "device": device, "family": family, "seed": seed}
+    common: dict[str, Any] = {"precision": precision, "device": device, "family": family, "seed": seed,
+                              "workers": workers}  # fmt: skip
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         *before, last = split_documents(config, scratch)
@@ -107,6 +110,8 @@ def merge_config(
         refuse_unknown_words(recipe)
         if require is not None and recipe.slices:
             raise ValueError("require: stacked layers make a new model, which gets no verdict; leave require out")
+        if recipe.out_shard_size is not None:
+            options.setdefault("shard_size", recipe.out_shard_size)
         look = OutputSettings(
             **options, files={"mergekit_config.yml": text} if options.get("write_model_card", True) else {}
         )

@@ -58,7 +58,7 @@ def merge_in_mergekit(
     from mergekit.merge import run_merge
     from mergekit.options import MergeOptions
 
-    told = recipe.model_dump(exclude={"align", "random_seed"}, exclude_none=True)
+    told = recipe.model_dump(exclude={"align", "random_seed", "out_shard_size"}, exclude_none=True)
     with own_random_numbers(opt.device):
         try:
             # The tokenizer's files are copied below. mergekit rewrites one, and logs a traceback where there is none.

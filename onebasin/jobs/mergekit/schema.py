@@ -15,6 +15,7 @@ from onebasin.config_files import read_yaml, sentence_of
 from onebasin.data.calibration import Calibration
 from onebasin.matching.learned import Learning
 from onebasin.matching.weights import Weights
+from onebasin.models.writer import bytes_of
 from onebasin.settings import Count, Seed, refuse_unknown
 
 from ..options import Matching, Options
@@ -142,7 +143,8 @@ class Align(Strict):
 class Recipe(Strict):
     """A merge file. Exactly one of `models`, `slices` and `modules` says what is merged.
 
-    random_seed: of methods that draw random numbers, and of the starts of a search (mergekit takes it as an option).
+    random_seed: of methods that draw random numbers, and of the starts of a search. out_shard_size: the maximum size of
+    a weight file, such as 5GB. mergekit takes both as options.
     """
 
     merge_method: str
@@ -157,6 +159,7 @@ class Recipe(Strict):
     tokenizer: Tokenizer | None = None
     chat_template: str | None = None
     random_seed: Seed | None = None
+    out_shard_size: int | str | None = None
     align: Align | None = None
 
     @model_validator(mode="after")
@@ -175,6 +178,8 @@ class Recipe(Strict):
                 raise ValueError("the sources of one slice must have equally many layers")
         if self.tokenizer and self.tokenizer_source:
             raise ValueError("tokenizer_source and tokenizer say the same; write one of them")
+        if self.out_shard_size is not None:
+            bytes_of(self.out_shard_size)
         if len({self.random_seed, self.align and self.align.seed} - {None}) > 1:
             raise ValueError("a merge has one seed, and random_seed and align.seed differ; write one of them")
         return self
