@@ -160,8 +160,8 @@ def exits_with_2(command: Callable[P, R]) -> Callable[P, R]:
 
             console.print(Text.assemble(("error:", "bold red"), " ", line(said(error))), soft_wrap=True)
             raise typer.Exit(2) from None
-        except KeyboardInterrupt:
-            console.print("interrupted; no output was written, and the state for --resume is kept")
+        except KeyboardInterrupt as interrupt:
+            console.print("; ".join(["interrupted", "no output was written", *map(str, interrupt.args)]))
             raise typer.Exit(130) from None
 
     return wrapped

@@ -125,6 +125,8 @@ def kept(folder: Path, resume: bool, *, through_errors: bool = False) -> Iterato
             refused = isinstance(error, ValueError) and not isinstance(error, OSError)
             if not any(folder.iterdir()) or (refused and not (before or through_errors)):
                 discard(folder, made)
+            elif isinstance(error, KeyboardInterrupt):
+                raise KeyboardInterrupt("what was done is kept: continue with --resume") from None
             raise
         remove(folder)
 
