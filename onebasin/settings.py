@@ -88,7 +88,7 @@ def _valid(adapter: TypeAdapter[Any], name: str, value: Any) -> Any:
         what = first["msg"].replace("Input should", "it must")
         if first["type"] == "literal_error":
             known = re.findall("'([^']*)'", first["ctx"]["expected"])
-            what = choose(first["input"], known)
+            what = choose_from(first["input"], known)
         raise ValueError(f"{where} {first['input']!r}: {what}") from None
 
 
@@ -321,7 +321,7 @@ def refuse_unknown(given: Iterable[str], known: Collection[str], what: str = "se
             raise ValueError(f"unknown {what} '{name}'{of and ' '}{of}; {hint}")
 
 
-def choose(given: object, known: Iterable[str]) -> str:
+def choose_from(given: object, known: Iterable[str]) -> str:
     """Return the end of a message about a wrong word: all known words, and the one that was probably meant."""
     words = list(known)
     near = get_close_matches(str(given).lower(), words, 1, 0.6)
@@ -331,7 +331,7 @@ def choose(given: object, known: Iterable[str]) -> str:
 def refuse_choice(what: str, given: object, known: Collection[str]) -> None:
     """Raise ValueError for a word that is not known, naming those that are and the nearest of them."""
     if given not in known:
-        raise ValueError(f"unknown {what} '{given}'; {choose(given, known)}")
+        raise ValueError(f"unknown {what} '{given}'; {choose_from(given, known)}")
 
 
 def duration(text: str | float) -> float:

@@ -163,7 +163,8 @@ def test_what_is_wrong_with_a_setting_or_a_package_is_said_in_a_sentence(
 ) -> None:
     wrong = {
         "pull 2.0: it must be less than or equal to 1": ["--method", "median", "--pull", "2"],
-        "pull is a setting of median, not of average": ["--pull", "0.5"],
+        "pull is a setting of median; name the method, too: --method median": ["--pull", "0.5"],
+        "pull is a setting of median, not of average": ["--method", "average", "--pull", "0.5"],
         "the method 'broken' cannot be loaded from nowhere:Method": ["--method", "broken"],
     }
     command = ["merge", *models, "-o", tmp_path / "out", "--match", "none"]

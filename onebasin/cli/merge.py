@@ -139,6 +139,9 @@ def merge(
     ends = {"verdict": not no_verdict, "require": require, "command": c.command_line(), **written}
     means = {name: matching[name] for name in MEANS if name in matching}
     job: Callable[..., onebasin.MergeResult]
+    for name in models or []:
+        if config is None and name.endswith((".yml", ".yaml")):
+            raise ValueError(f"'{name}' is no model; a file that says what is merged is given as --config {name}")
     if config is not None:
         _refuse_idle(given, BESIDE_CONFIG, "--config: the file says what is merged and how")
         if "shard_size" not in given:  # the file may say it

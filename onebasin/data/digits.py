@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onebasin.settings import choose
+from onebasin.settings import choose_from
 
 SPLITS = ("train", "test", "all")
 TRAIN_IMAGES = 1400  # the other 397 are the test images
@@ -26,7 +26,7 @@ def digits(split: str = "test") -> tuple[Tensor, Tensor]:
     Raises ValueError for an unknown split.
     """
     if split not in SPLITS:
-        raise ValueError(f"builtin:digits has no split '{split}'; {choose(split, SPLITS)}")
+        raise ValueError(f"builtin:digits has no split '{split}'; {choose_from(split, SPLITS)}")
     with (files(__package__) / "digits.npz").open("rb") as file, np.load(file) as stored:
         images, targets = stored["pixels"], stored["labels"]
     order = np.random.RandomState(0).permutation(len(targets))  # the files are ordered by writer

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import cross_entropy, mse_loss
 
 from onebasin.engine import Tell
-from onebasin.settings import choose
+from onebasin.settings import choose_from
 
 from . import metrics
 from .batches import IGNORED
@@ -46,7 +46,7 @@ class Scores:
             raise AttributeError(name)
         if name not in self.metrics:
             hint = f"; it needs the package {metrics.NEEDS[name]}" if name in metrics.NEEDS else ""
-            known = choose(name, ["loss", "accuracy", *self.metrics])
+            known = choose_from(name, ["loss", "accuracy", *self.metrics])
             raise ValueError(f"these examples have no metric '{name}'{hint}; {known}")
         return self.metrics[name]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from onebasin.settings import choose
+from onebasin.settings import choose_from
 
 Row = dict[str, Any]
 
@@ -122,7 +122,7 @@ def _split(data: str, known: list[str], wanted: str | None) -> str:
     if wanted is None:
         wanted = next((name for name in ("test", "validation") if name in known), known[0])
     if wanted not in known:
-        raise ValueError(f"'{data}' has no split '{wanted}'; {choose(wanted, known)}")
+        raise ValueError(f"'{data}' has no split '{wanted}'; {choose_from(wanted, known)}")
     return wanted
 
 

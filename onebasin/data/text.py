@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from onebasin.settings import choose
+from onebasin.settings import choose_from
 
 SPLITS = ("train", "validation", "all")
 SKIPPED = {"test", "tests", "site-packages", "dist-packages", "__pycache__"}
@@ -73,7 +73,7 @@ def part(text: str, split: str) -> str:
     """Return a split: `train` is the first 90 % of the characters, `validation` the rest. Raises ValueError for
     others."""
     if split not in SPLITS:
-        raise ValueError(f"a text has no split '{split}'; {choose(split, SPLITS)}")
+        raise ValueError(f"a text has no split '{split}'; {choose_from(split, SPLITS)}")
     cut = int(0.9 * len(text))
     return {"train": text[:cut], "validation": text[cut:], "all": text}[split]
 

@@ -60,9 +60,9 @@ def method_of(name: str) -> type[Method]:
         own: type[Method] = getattr(import_module(f".{module}", __name__), kind)
         return own
     if not offers:
-        from onebasin.settings import choose  # which takes pydantic
+        from onebasin.settings import choose_from  # which takes pydantic
 
-        raise ValueError(f"unknown method '{name}'; {choose(name, METHODS)}")
+        raise ValueError(f"unknown method '{name}'; {choose_from(name, METHODS)}")
     from .method import Method  # which takes seconds to import
 
     try:

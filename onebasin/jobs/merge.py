@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from onebasin.data.calibration import Data
 from onebasin.engine import peak_memory
-from onebasin.fusion import loadable, method_of, name_of
+from onebasin.fusion import METHODS, loadable, method_of, name_of
 from onebasin.fusion.average import Average
 from onebasin.fusion.method import Method, Sources
 from onebasin.matching.learned import Learning
@@ -27,6 +27,7 @@ from onebasin.settings import (
     OutputSettings,
     Temperature,
     checked,
+    choose_from,
     duration,
     refuse_choice,
     refuse_left,
@@ -139,10 +140,14 @@ def merge(
     level_named(left, "match")
     match = left.pop("match")
     require = least_agreement(require, verdict)
+    if isinstance(method, str) and method not in METHODS:
+        near = choose_from(method, METHODS)
+        theirs = "" if near.endswith("?") else ", or run one of mergekit's with onebasin.merge_config"
+        raise ValueError(f"unknown method '{method}'; {near}{theirs}")
     way = method if isinstance(method, Method) else take(method_of(method or "average"), left)
     look = take(OutputSettings, left)
     opt = take(Options, left)
-    refuse_other_settings(left, way)
+    refuse_other_settings(left, None if method is None else way)
     said = [*said_of_matching(opt), *(name for name, value in (("method", method), ("match", match), ("soft", soft),
             ("tokenizer_source", tokenizer_source)) if value is not None)]  # fmt: skip
     seconds = seconds_of(budget, quality, said)
@@ -264,13 +269,17 @@ class Plan:
         return replace(self, match="none", searches=opt.data is not None or self.budget is not None)
 
 
-def refuse_other_settings(left: Mapping[str, Any], method: Method) -> None:
-    """Raise ValueError for keyword arguments that are left over, naming the methods that have such settings."""
+def refuse_other_settings(left: Mapping[str, Any], method: Method | None) -> None:
+    """Raise ValueError for keyword arguments that are left over, naming the methods that have such settings. method:
+    None if the user names none."""
     for name in left:
         owners = [other for other, kind in loadable().items() if name in kind.names()]
         if owners:
-            raise ValueError(f"{name} is a setting of {' and '.join(owners)}, not of {name_of(type(method))}")
-    refuse_left(left, type(method), Options, OutputSettings)
+            whose = f"{name} is a setting of {' and '.join(owners)}"
+            if method is None:
+                raise ValueError(f"{whose}; name the method, too: --method {owners[0]}")
+            raise ValueError(f"{whose}, not of {name_of(type(method))}")
+    refuse_left(left, *([] if method is None else [type(method)]), Options, OutputSettings)
 
 
 def of_one_size(given: Sequence[Model], plan: Plan, opt: Options, tell: Tell | None) -> tuple[list[Model], Plan]:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from onebasin.config_files import read_yaml, sentence_of
 from onebasin.fusion import method_of
 from onebasin.jobs.options import LEVEL_NAMES, Options, level_named
-from onebasin.settings import Count, Points, Seed, choose, refuse_unknown
+from onebasin.settings import Count, Points, Seed, choose_from, refuse_unknown
 
 Matching = dict[str, Any] | None  # options of `onebasin.match`; None: the models as they are
 
@@ -86,7 +86,7 @@ class Config(BaseModel):
         """Return a copy with only these methods, or with another metric. Raises ValueError for an unknown method."""
         for name in methods or ():
             if name not in self.methods:
-                raise ValueError(f"the study has no method '{name}'; {choose(name, self.methods)}")
+                raise ValueError(f"the study has no method '{name}'; {choose_from(name, self.methods)}")
         some = {name: how for name, how in self.methods.items() if methods is None or name in methods}
         return self.model_copy(update={"methods": some, "metric": metric or self.metric})
 

@@ -442,6 +442,15 @@ def test_methods_of_mergekit_need_no_file(ask: Any, refused: Any, a: Path, b: Pa
     assert found["method"] == "ties" and found["verdict"]["predictions"] > 0
     first, second = weights(tmp_path / "by-file"), weights(tmp_path / "by-words")
     assert all(torch.equal(first[name], second[name]) for name in first)
+    assert "ties needs a base model: --base MODEL" in refused("merge", a, b, "-o", tmp_path / "no", "--method", "ties")
+    assert "needs the parameter 't': --set t=NUMBER" in refused("merge", a, b, "-o", tmp_path / "no", "--method",
+                                                               "nearswap", "--base", a)  # fmt: skip
+    assert ask("merge", a, b, "-o", tmp_path / "nuslerp", "--method", "nuslerp")["method"] == "nuslerp"
+    file.write_text(f"merge_method: nuslerp\nmodels: [{{model: {a}}}, {{model: {b}}}]\n")
+    assert "needs the parameter 'weight'" in refused("merge", "--config", file, "-o", tmp_path / "no")
+    assert f"is given as --config {file}" in refused("merge", file, "-o", tmp_path / "no")
+    with pytest.raises(ValueError, match="one of mergekit's with onebasin"):
+        onebasin.merge([a, b], method="ties")
     assert "did you mean 'ties'?" in refused("merge", a, b, "-o", tmp_path / "no", "--method", "tiess")
     assert "NAME=VALUE" in refused("merge", a, b, "-o", tmp_path / "no", "--method", "ties", "--set", "density")
     assert "mergekit" in refused("merge", a, b, "-o", tmp_path / "no", "--base", a)

@@ -35,7 +35,7 @@ from ..results import MergeResult
 from ..search import judged_on
 from ..verdict import verdict_on
 from ..writing import Record, hashed, refuse_incomplete, tensors_of
-from .run import merge_in_mergekit, parameters_of
+from .run import merge_in_mergekit, parameters_of, required_by, spec_of
 from .schema import Recipe, Reference, parameter_names, read_recipe, split_documents
 from .stacking import refuse_missing_layers, write_stacked
 
@@ -218,7 +218,7 @@ def in_words(
         models: folders or hub ids, each with an adapter after a plus sign where it has one.
         method: such as `ties`, `slerp` or `dare_ties`.
         base: the base model, where the method needs one; the first model where that is None and the method is `slerp`.
-        weights: one per model.
+        weights: one per model (default: equal).
         parameters: the method's, such as `density`.
         match: match the models first, at this level.
         dtype: of the weights written.
@@ -235,7 +235,9 @@ def in_words(
     shares = None if weights is None else [float(weight) for weight in weights]
     if shares is not None and len(shares) != len(models):
         raise ValueError(f"{len(models)} models need {len(models)} weights, not {len(shares)}")
-    if shares is None and method in NEED_WEIGHTS:
+    ours: dict[str, list[str]] = {"linear": ["weight"], **{name: [] for name in METHODS}}
+    needed = ours[method] if method in ours else required_by(spec_of(method, [*ours]))
+    if shares is None and "weight" in needed:
         shares = [1.0] * len(models)
     sources = [{"model": model, **({"parameters": {"weight": shares[i]}} if shares else {})}
                for i, model in enumerate(models)]  # fmt: skip
@@ -249,10 +251,6 @@ def in_words(
     }
 
 
-NEED_WEIGHTS = ("linear", "ties", "dare_ties", "dare_linear", "della", "della_linear", "breadcrumbs",
-                "breadcrumbs_ties", "task_arithmetic", "sce")  # fmt: skip
-
-
 def refuse_unknown_words(recipe: Recipe) -> None:
     """Raise ValueError for an unknown method or parameter, naming the nearest known one."""
     method = recipe.merge_method
@@ -263,9 +261,23 @@ def refuse_unknown_words(recipe: Recipe) -> None:
         if not recipe.models:
             raise ValueError(f"'{method}' merges whole models; list them under models")
     else:
-        known = parameters_of(method, ("linear", *METHODS))
+        spec = spec_of(method, ("linear", *METHODS))
+        known = parameters_of(spec)
     for name, place in parameter_names(recipe).items():
         refuse_unknown([name], known, "parameter", f"of {method} in {place}")
+    if recipe.models and method not in ("linear", *METHODS):
+        refuse_missing_words(recipe, required_by(spec))
+
+
+def refuse_missing_words(recipe: Recipe, needed: Sequence[str]) -> None:
+    """Raise ValueError where a merge of whole models lacks a base model or a parameter that its method needs."""
+    method, base = recipe.merge_method, str(recipe.base_model)
+    if "base_model" in needed and recipe.base_model is None:
+        raise ValueError(f"{method} needs a base model: --base MODEL, or base_model in the file")
+    given = [{**recipe.parameters, **one.parameters} for one in recipe.models or [] if str(one.model) != base]
+    for name in needed:
+        if name != "base_model" and not all(name in parameters for parameters in given):
+            raise ValueError(f"{method} needs the parameter '{name}': --set {name}=NUMBER, or parameters in the file")
 
 
 def resolved(references: Sequence[Reference], scratch: Path, family: str | None) -> list[Path]:

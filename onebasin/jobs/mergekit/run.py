@@ -23,8 +23,8 @@ from ..options import Options
 from .schema import Recipe
 
 
-def parameters_of(method: str, own: Sequence[str]) -> list[str]:
-    """Return the names of the parameters of one of mergekit's methods.
+def spec_of(method: str, own: Sequence[str]) -> Any:
+    """Return mergekit's description of one of its methods.
 
     Raises ValueError if mergekit is not installed, and for a method that neither it nor onebasin (`own`) has.
     """
@@ -37,7 +37,18 @@ def parameters_of(method: str, own: Sequence[str]) -> list[str]:
                          "pip install 'onebasin[mergekit]'") from None  # fmt: skip
     specs = {found.spec.name: found.spec for found in registered_methods()}
     refuse_unknown(() if method in specs else (method,), sorted({*specs, *own}), "merge_method")
-    spec = specs[method]
+    return specs[method]
+
+
+def required_by(spec: Any) -> list[str]:
+    """Return the parameters that a method of mergekit cannot do without, and `base_model` where it needs one."""
+    parameters = (*spec.shared_parameters, *spec.input_parameters)
+    base = ["base_model"] if spec.contract.base == "required" else []
+    return base + [parameter.name for parameter in parameters if parameter.required]
+
+
+def parameters_of(spec: Any) -> list[str]:
+    """Return the names of the parameters of one of mergekit's methods."""
     return [parameter.name for parameter in (*spec.shared_parameters, *spec.input_parameters)]
 
 
