@@ -44,7 +44,7 @@ MORE = {
     "inspect": """\
 ```sh
 onebasin inspect A
-onebasin inspect A --symmetry paper --tensors
+onebasin inspect A --match paper --tensors
 ```
 
 JSON: `model`, `family`, `tensors` (their number), `symmetry`, `dimension`, `spaces` and `axes` (tensor -> its axes).
@@ -53,7 +53,7 @@ Each space has `space`, `also` (names that share its map), `size`, `copies`, `ki
     "check": """\
 ```sh
 onebasin check A B
-onebasin check A B --symmetry full --peek
+onebasin check A B --match full --peek
 ```
 
 Only configs, tensor headers, vocabularies and model cards are read. JSON: `can_match` and `reason` (why not);

@@ -74,7 +74,7 @@ def rounds_of(level: str, rounds: int, epochs: int, apart: bool = False, seed: i
             merged = onebasin.merge(clients, match=level, anchor=0, verify=False, verdict=False)["model"]
         else:
             # Clients that were sent one model share its stream, whatever level brought the first ones together.
-            matched = [onebasin.match(client, server, symmetry="paper", verify=False)["model"] for client in clients]
+            matched = [onebasin.match(client, server, match="paper", verify=False)["model"] for client in clients]
             merged = onebasin.merge(matched, match="none", verify=False, verdict=False)["model"]
         server = merged
         yield accuracy(server)

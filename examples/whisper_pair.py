@@ -148,7 +148,7 @@ def main() -> None:
                 shutil.copytree(source, place, dirs_exist_ok=True)
             elif wanted:
                 options = data if how == "activations" else {}
-                found = onebasin.match(source, tiny, place, symmetry=level, match_with=how, overwrite=True, **options)
+                found = onebasin.match(source, tiny, place, match=level, match_with=how, overwrite=True, **options)
                 anchor = Path(found.get("anchor_output", tiny))
                 more = f"distance {found['distance_before']:.1f} -> {found['distance_after']:.1f}"
             for method, name in names.items():

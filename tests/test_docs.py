@@ -162,6 +162,13 @@ def test_methods_names_every_way_to_match_and_merge() -> None:
     assert not [word for word in (*METHODS, "weights", "activations", "learned") if f"`{word}`" not in text]
 
 
+def test_the_level_has_one_name_in_all_that_is_shown() -> None:
+    """Its other names are accepted, but not taught."""
+    shown = [*PAGES, *(ROOT / "examples").glob("*.*")]
+    others = re.compile(r"--symmetry \w|\bsymmetry=|{symmetry:")
+    assert len(shown) > 30 and not [page for page in shown if others.search(page.read_text("utf-8"))]
+
+
 def test_every_page_is_in_the_site() -> None:
     text = (ROOT / "mkdocs.yml").read_text("utf-8")
     pages = [page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")]

@@ -246,7 +246,7 @@ def in_words(
         "models": sources,
         **({"base_model": base} if base else {}),
         **({"parameters": parts} if parts else {}),
-        **({"align": {"symmetry": match}} if match not in (None, "none") else {}),
+        **({"align": {"match": match}} if match not in (None, "none") else {}),
         **({"dtype": dtype} if dtype else {}),
     }
 
