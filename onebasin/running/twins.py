@@ -25,6 +25,7 @@ from transformers import CONFIG_MAPPING, PretrainedConfig
 from transformers.models.auto import modeling_auto
 
 from onebasin.models import ModelError
+from onebasin.models.configuration import built_in
 
 from .classes import classes_of, quietly, seeded, told, unregistered, without_memory
 from .configuration import configs, default_config, kind_of_number, settings
@@ -63,7 +64,7 @@ def classes(model_type: str) -> list[str]:
     for name in order:
         entry = getattr(modeling_auto, name, {}).get(model_type, ())
         found += [entry] if isinstance(entry, str) else list(entry)
-    if not found and model_type in CONFIG_MAPPING:
+    if model_type in CONFIG_MAPPING and not built_in(model_type):
         found = [cls.__name__ for cls in reversed(classes_of(CONFIG_MAPPING[model_type]))]
     return list(dict.fromkeys(found))
 

@@ -21,7 +21,6 @@ from onebasin.models.card import paths_of
 from onebasin.models.fetching import locate
 from onebasin.models.outputs import Output, model_folder, refuse_outputs
 from onebasin.models.published import without_paths
-from onebasin.running import pretrained
 from onebasin.running.lora import CONFIG, WEIGHTS, Adapter, write_adapted
 from onebasin.settings import OutputSettings, refuse_unknown, refuses_unknown
 
@@ -189,7 +188,7 @@ def merge_config(
                 result["notes"].append(judged.sentence)
             record.write(folder, look.write_model_card)
         if output is None:
-            result["model"] = pretrained(target)
+            result.hold(target)
     result["seconds"], result["peak_memory"] = round(time.perf_counter() - started, 3), peak_memory()
     return result
 
