@@ -100,7 +100,7 @@ def unregistered(config: PretrainedConfig) -> list[str]:
             and each.config_class is kind and each.forward is not nn.Module.forward]  # fmt: skip
 
 
-def told(error: Exception) -> str:
+def located_message(error: Exception) -> str:
     """Return an error's message in one line, with the last place in the code of transformers that led to it."""
     place = ""
     for frame, number in walk_tb(error.__traceback__):

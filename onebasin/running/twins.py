@@ -27,7 +27,7 @@ from transformers.models.auto import modeling_auto
 from onebasin.models import ModelError
 from onebasin.models.configuration import built_in
 
-from .classes import classes_of, quietly, seeded, told, unregistered, without_memory
+from .classes import classes_of, located_message, quietly, seeded, unregistered, without_memory
 from .configuration import configs, default_config, kind_of_number, settings
 from .expert_layout import one_by_one
 from .float64 import OnlyFloat64
@@ -188,7 +188,7 @@ def _first_that_runs(
         except Exception as error:  # each class refuses sizes in its own way
             said.append(error)
         for refusal in said[:1]:
-            reason = reason or f"{cls.__name__}: {told(refusal)}"
+            reason = reason or f"{cls.__name__}: {located_message(refusal)}"
             wider = widths | widths_named(said)
             longer = length_named([refusal]) if length == LENGTH else length
             if (wider, longer) != (widths, length) and not probes:  # once more with inputs as wide, and as long

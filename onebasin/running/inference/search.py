@@ -15,7 +15,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from onebasin.engine import threads
 from onebasin.models import ModelError
 from onebasin.running import twins
-from onebasin.running.classes import told
+from onebasin.running.classes import located_message
 from onebasin.running.shrinking import Scale
 from onebasin.symmetry import OtherSizes, Table, TableError, read_table
 from onebasin.symmetry.inference.writing.draft import STYLES, Style
@@ -132,7 +132,7 @@ def _infer(
     try:
         found = traced(*(built or twins.build(config, cls, 0, scale)))
     except FAILURES as error:  # axes that contain themselves, say
-        raise ModelError(f"no exact table could be inferred for {cls}: {told(error)}") from None
+        raise ModelError(f"no exact table could be inferred for {cls}: {located_message(error)}") from None
     few = larger is not None and bool(kinds(larger.axes) - kinds(found.axes))  # the other has more kinds of layers
     if few and not here.kept and here.layers < DEEPEST:
         return again(Scale(layers=here.layers + 2))
@@ -148,7 +148,7 @@ def _infer(
                 return again(wide, WIDER)
             return again(scale, others, widen=False)
         except FAILURES as error:
-            reason = reason or told(error)
+            reason = reason or located_message(error)
             continue
         if not here.kept and (few or left < LOSS * free):  # list layers by name, which needs all of them
             with nullcontext() if few else suppress(ModelError):  # unless that twin is too large
@@ -157,7 +157,7 @@ def _infer(
         try:
             text, departure, level = _with_constants(text, found, larger)
         except FAILURES as error:
-            reason = reason or told(error)
+            reason = reason or located_message(error)
             if narrow and _single(found, larger):
                 return again(replace(here, head=WIDE), others)
             if not here.kept and isinstance(error, TableError):  # layers by name, and the other twin has more of them
