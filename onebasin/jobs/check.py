@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onebasin.engine import KEPT
 from onebasin.matching.cost import expected, numbers_held, numbers_run
@@ -14,34 +14,35 @@ from onebasin.settings import refuses_unknown
 from onebasin.symmetry import LEVELS, acting_groups
 
 from .folders import opened
-from .options import STREAM_LEVELS, ModelSource, Options, level_of
+from .options import LEVEL_NAMES, STREAM_LEVELS, ModelSource, Options, take_level
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .keywords import LevelKeywords
 
 
-@refuses_unknown()
+@refuses_unknown(more=lambda: LEVEL_NAMES)
 def check(
     a: ModelSource,
     b: ModelSource,
     *,
-    match: str | None = None,
-    symmetry: str | None = None,
-    level: str | None = None,
     peek: bool = False,
     precision: str = "float32",
     family: str | None = None,
     workers: int | None = None,
+    **level: Unpack[LevelKeywords],
 ) -> dict[str, Any]:
     """Tell whether `a` can be matched to `b`, and what to expect. Reads configs and headers, but no weights.
 
     Args:
         a: the model to rewrite.
         b: the anchor.
-        match: the level of symmetry (default: paper); `symmetry` and `level` are other names for it.
-        symmetry: as `match`.
-        level: as `match`.
         peek: whether to read one small matrix of each model as well, for their cosine.
         precision: type of the computation, float32 or float64.
         family: the table of both, for a model type that has none.
         workers: threads of matching (default: one per core).
+        level: `match`, the level of symmetry (default: paper); `symmetry` and `level` are other names for it.
 
     Returns:
         `can_match`, `reason`, `symmetry`, `moves`, `fixed`, `rows`, `heads`, `only_a`, `only_b`, `widened`, `untied`,
@@ -52,7 +53,7 @@ def check(
     Raises:
         ValueError: for folders that cannot be read, and an unknown level.
     """
-    named = level_of("paper", match=match, symmetry=symmetry, level=level)
+    named = take_level({**level}, "paper")
     item = Options.of({"symmetry": named, "precision": precision, "workers": workers}).dtype.itemsize
     with opened([a, b], family) as (first, second):
         found = preflight(first, second, named, named in STREAM_LEVELS)

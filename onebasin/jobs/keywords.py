@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypedDict
 
+from onebasin.settings import ExampleKeywords
+
 
 class OptionKeywords(TypedDict, total=False):
     """The fields of `Options`."""
@@ -58,6 +60,18 @@ class MatchKeywords(OptionKeywords, total=False):
 
     match: str
     level: str
+
+
+class LevelKeywords(TypedDict, total=False):
+    """The names of the level of symmetry."""
+
+    match: str | None
+    symmetry: str | None
+    level: str | None
+
+
+class BarrierKeywords(ExampleKeywords, LevelKeywords, total=False):
+    """Those of `barrier`."""
 
 
 class OutputKeywords(TypedDict, total=False):

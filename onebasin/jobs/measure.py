@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,10 +21,12 @@ from onebasin.settings import ExampleKeywords, Examples, refuses_unknown
 from .apply import ModelAlignment
 from .folders import opened
 from .match import match as match_models
-from .options import ModelSource, Tell, level_of
+from .options import LEVEL_NAMES, ModelSource, Tell, take_level
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from .keywords import BarrierKeywords
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def evaluate(
         return scores_of(moved, read, tell)
 
 
-def _task_on(given: Sequence[Folder], data: str | Path, task: str | None, examples: ExampleKeywords) -> Task:
+def _task_on(given: Sequence[Folder], data: str | Path, task: str | None, examples: Mapping[str, Any]) -> Task:
     """Return the task named, or that of the first model's class, with examples as that model reads them."""
     wanted = task or task_of(given[0])
     if wanted in TASKS:
@@ -99,7 +101,7 @@ def _task_on(given: Sequence[Folder], data: str | Path, task: str | None, exampl
     return load_task(wanted, data, given[0].folder, **examples)
 
 
-@refuses_unknown(Examples)
+@refuses_unknown(Examples, more=lambda: LEVEL_NAMES)
 def barrier(
     a: ModelSource,
     b: ModelSource,
@@ -107,14 +109,11 @@ def barrier(
     *,
     task: str | None = None,
     points: int = 11,
-    match: str | None = None,
-    symmetry: str | None = None,
-    level: str | None = None,
     rescale: str = "joint",
     device: str = "cpu",
     family: str | None = None,
     tell: Tell | None = None,
-    **examples: Unpack[ExampleKeywords],
+    **examples: Unpack[BarrierKeywords],
 ) -> Barrier:
     """Measure the loss on the line between two models.
 
@@ -124,15 +123,12 @@ def barrier(
         data: as in `evaluate`.
         task: as in `evaluate`.
         points: models on the line, both ends among them.
-        match: "none" (the default) or the level at which `b` is matched to `a` first; `symmetry` and `level` are other
-            names for it.
-        symmetry: as `match`.
-        level: as `match`.
         rescale: as in `Options`.
         device: where the models run.
         family: their table, for a model type that has none.
         tell: called with a sentence at every step.
-        examples: as in `evaluate`.
+        examples: as in `evaluate`, and `match`: "none" (the default) or the level at which `b` is matched to `a` first;
+            `symmetry` and `level` are other names for it.
 
     Returns:
         The `barrier`, and the `losses` and `accuracies` at `lambdas`.
@@ -140,10 +136,11 @@ def barrier(
     Raises:
         ValueError: for data or a task that does not fit the models, and for models that cannot be matched.
     """
-    named = level_of("none", match=match, symmetry=symmetry, level=level)
+    rest: dict[str, Any] = {**examples}
+    named = take_level(rest, "none")
     refuse_device(device)
     with opened([a, b], family) as given, tempfile.TemporaryDirectory() as temporary:
-        read = _task_on(given, data, task, examples)
+        read = _task_on(given, data, task, rest)
         first, second = (model.folder for model in given)
         found = None
         if named != "none":

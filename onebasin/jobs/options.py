@@ -130,11 +130,10 @@ def level_named(given: dict[str, Any], own: str) -> None:
         given[own] = given.pop(name)
 
 
-def level_of(default: str, **names: str | None) -> str:
-    """Return the level of symmetry that is given as `match`, `symmetry` or `level`. Raises ValueError as above."""
-    given: dict[str, Any] = {"match": None, **names}
+def take_level(given: dict[str, Any], default: str) -> str:
+    """Remove the level of symmetry from keyword arguments, and return it. Raises ValueError as `level_named`."""
     level_named(given, "match")
-    return str(given["match"] or default)
+    return str(given.pop("match", None) or default)
 
 
 def refuse_even(opt: Matching, level: str) -> None:

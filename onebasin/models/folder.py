@@ -107,7 +107,7 @@ class Folder:
         """
         stated, kind = self._stated, self._stated["model_type"]
         named, code = stated.get("architectures") or [], stated.get("auto_map")
-        if not built_in(kind) or not named or not {*named}.isdisjoint(getattr(transformers, "__all__", ())):
+        if not named or not {*named}.isdisjoint(getattr(transformers, "__all__", ())) or not built_in(kind):
             return
         lacking = f"'{self.folder / 'config.json'}' names the class '{named[0]}', which transformers does not have"
         if self._family is None and isinstance(code, dict) and any(auto.startswith("AutoModel") for auto in code):

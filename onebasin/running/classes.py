@@ -13,6 +13,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from traceback import walk_tb
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -84,6 +85,12 @@ def neither_folder_nor_type(name: str) -> str:
     return f"'{name}' is neither a model folder nor a model type of transformers{hint}"
 
 
+def modeling_of(kind: type) -> ModuleType:
+    """Return the module of the classes for a configuration, which lies beside its own. Raises ImportError if there is
+    none."""
+    return import_module(kind.__module__.replace(".configuration_", ".modeling_"))
+
+
 def unregistered(config: PretrainedConfig) -> list[str]:
     """Return the names of the classes for a configuration that transformers has in the module beside it but does not
     register, such as the towers of multimodal models. A class comes before those that are defined above it, which it
@@ -92,7 +99,7 @@ def unregistered(config: PretrainedConfig) -> list[str]:
 
     kind = type(config)
     try:
-        module = import_module(kind.__module__.replace(".configuration_", ".modeling_"))
+        module = modeling_of(kind)
     except ImportError:  # there is none, or it needs a package that is missing
         return []
     own = [each for each in vars(module).values() if isinstance(each, type) and each.__module__ == module.__name__]

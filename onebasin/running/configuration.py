@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from functools import cache
-from importlib import import_module
 from typing import Any, TypeGuard
 
 from transformers import CONFIG_MAPPING, PretrainedConfig, configuration_utils
+
+from .classes import modeling_of
 
 # The kinds of numbers in a configuration, by patterns of their names; the first that matches counts.
 RULES = {
@@ -143,7 +144,7 @@ def settings(config: PretrainedConfig | Mapping[str, Any]) -> Iterator[tuple[str
 def words_of_layers(cls: type, part: str) -> list[str]:
     """Return the kinds of layers that the modeling code of a configuration class mentions."""
     try:
-        module = import_module(cls.__module__.replace(".configuration_", ".modeling_"))
+        module = modeling_of(cls)
     except ImportError:
         return []
     known = getattr(configuration_utils, f"ALLOWED_{part}_LAYER_TYPES", ())

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
-from importlib import import_module
 from math import prod, sqrt
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,7 @@ from transformers.models.auto import modeling_auto
 from onebasin.models import ModelError
 from onebasin.models.configuration import built_in
 
-from .classes import classes_of, located_message, quietly, seeded, unregistered, without_memory
+from .classes import classes_of, located_message, modeling_of, quietly, seeded, unregistered, without_memory
 from .configuration import configs, default_config, kind_of_number, settings
 from .expert_layout import one_by_one
 from .float64 import OnlyFloat64
@@ -129,7 +128,7 @@ def _class_of(config: PretrainedConfig, name: str) -> Any:
     registered = {cls.__name__: cls for cls in classes_of(type(config))}
     if name in registered:
         return registered[name]
-    return getattr(import_module(type(config).__module__.replace(".configuration_", ".modeling_")), name)
+    return getattr(modeling_of(type(config)), name)
 
 
 def _first_that_runs(
